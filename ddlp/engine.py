@@ -1,0 +1,504 @@
+"""One epoch: devices make batches, the policy says which side is next, the engine does the waiting.
+
+The only module that creates tasks. One TaskGroup per epoch holds `depth` producers per device; the body of the group
+is the deliverer. All decisions are plain functions over the queue; between reading and changing shared state nothing
+is awaited, so a cancellation at any await leaves every batch in exactly one place.
+
+Who waits for what, and who wakes it:
+* a producer without room in its device's store: woken by `settle` (and whenever a claim of that device ends badly);
+* a producer with nothing to claim: woken when a batch comes back (release, a lost side), when the epoch ends, or at
+  the time at which it could take over somebody else's late batch;
+* the deliverer, mostly inside the policy: woken by every change that a policy can see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ddlp.errors import BatchFailed, BatchTimeout, DeviceError, DeviceLost, StaleTicket, StoreFull, UsageError
+from ddlp.meter import Meter, combined
+from ddlp.queue import Place
+from ddlp.types import HEAD, TAIL, BatchRef, Claim, Rates, Side
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from ddlp.devices.base import Device
+    from ddlp.policies.base import Policy
+    from ddlp.queue import DualEndedQueue
+
+# A batch that fails this many times, on whatever devices, ends the epoch: it is the batch, not the devices.
+MAX_TRIES = 3
+
+
+class Delivered:
+    """A batch in the training loop's hands: `value` is what the transport made of it. Owed: one `Epoch.settle`."""
+
+    __slots__ = ("carried_s", "claim", "ref", "value")
+
+    def __init__(self, ref: BatchRef, value: Any, carried_s: float) -> None:
+        self.claim = ref.claim
+        self.ref = ref
+        self.value = value
+        self.carried_s = carried_s
+
+    def __repr__(self) -> str:
+        return f"<Delivered {self.claim} from {self.ref.device}>"
+
+
+class _Work:
+    """A claim that a device is making, in the scope that can call it off."""
+
+    __slots__ = ("called_off", "claim", "scope", "started")
+
+    def __init__(self, claim: Claim, started: float, scope: asyncio.Timeout) -> None:
+        self.claim = claim
+        self.started = started
+        self.scope = scope
+        self.called_off = False
+
+    def call_off(self, now: float) -> None:
+        """End the work; its claim must already be void."""
+        self.called_off = True
+        if not self.scope.expired():
+            self.scope.reschedule(now)
+
+
+class _Post:
+    """A device at work in this epoch: its room, its measured pace, and what it is making."""
+
+    def __init__(self, device: Device, batch_nbytes: int) -> None:
+        self.device = device
+        self.side = device.capabilities.side
+        self.depth = max(1, device.capabilities.depth)
+        self.capacity = _capacity(device, batch_nbytes)
+        self.held = 0  # claims of this device that are not settled, and so hold a place in its store
+        self.meter = Meter()
+        self.works: dict[int, _Work] = {}  # by ticket, in claim order
+        self.waiting: deque[asyncio.Future[None]] = deque()  # producers without room
+        self.cause: DeviceLost | None = None  # why it is gone
+
+    @property
+    def name(self) -> str:
+        return self.device.name
+
+    @property
+    def pace(self) -> float:
+        """Seconds per batch; 0 while unknown."""
+        return self.meter.make_s or 0.0
+
+    @property
+    def has_room(self) -> bool:
+        return self.capacity is None or self.held < self.capacity
+
+    def give_back_room(self) -> None:
+        self.held -= 1
+        _wake_one(self.waiting)
+
+    def due(self, work: _Work) -> float | None:
+        """When this work should be finished, by the pace of the device and its place in line; None: pace unknown."""
+        if self.meter.make_s is None:
+            return None
+        place = list(self.works).index(work.claim.ticket)
+        begun = max(self.meter.last_finish, next(iter(self.works.values())).started)
+        return begun + (place + 1) * self.meter.make_s
+
+
+class Epoch:
+    """One pass over a queue of batches.
+
+    `devices` are open. `carry` moves a finished batch to where training wants it and returns what `Delivered.value`
+    becomes; when it raises DeviceError the batch is made again. `batch_nbytes` is what one batch takes of a store.
+    `rates` are the last epoch's, so that a policy need not measure again. Time is the running loop's.
+    """
+
+    def __init__(
+        self,
+        queue: DualEndedQueue,
+        devices: Sequence[Device],
+        policy: Policy,
+        carry: Callable[[BatchRef], Awaitable[Any]],
+        *,
+        batch_nbytes: int = 1,
+        timeout: float | None = 60.0,
+        rates: Mapping[Side, Rates] | None = None,
+    ) -> None:
+        self._queue = queue
+        self._policy = policy
+        self._carry = carry
+        self._timeout = timeout
+        self._prior = rates or {}
+        self._posts = [_Post(device, batch_nbytes) for device in devices]
+        self._steps = {HEAD: Meter(), TAIL: Meter()}
+        self._stored: dict[int, tuple[_Post, BatchRef]] = {}  # by ticket: finished batches in a device's store
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._change: asyncio.Future[None] | None = None
+        self._failures: Counter[int] = Counter()
+        self._taken_over: set[int] = set()
+        self.order: list[Claim] = []
+        self.lost: list[DeviceLost] = []
+
+    async def run(self, deliver: Callable[[Delivered], Awaitable[None]]) -> None:
+        """Make and deliver every batch; returns when all are settled.
+
+        `deliver` gets one batch at a time, in the policy's order. However this ends, nothing is left in any store.
+
+        Raises:
+            ExceptionGroup: of whatever ended the epoch: SampleError, BatchFailed after MAX_TRIES, DeviceLost when no
+                device is left (the first cause, the others as notes), or an error of the policy or of `deliver`.
+        """
+        try:
+            for side in Side:
+                if not any(post.side is side for post in self._posts):
+                    self._queue.lose(side, "it has no devices")
+            if not self._posts:
+                raise UsageError("an epoch needs at least one device")
+            async with asyncio.TaskGroup() as group:
+                for post in self._posts:
+                    for number in range(post.depth):
+                        group.create_task(self._produce(post), name=f"ddlp:{post.name}:{number}")
+                await self._deliver_all(deliver)
+        finally:
+            for post, ref in self._stored.values():
+                post.device.discard(ref)
+            self._stored.clear()
+
+    def settle(self, batch: Delivered, step_s: float | None = None) -> None:
+        """The training loop is done with the batch, after `step_s` seconds: its place in the store is free again."""
+        self._queue.settle(batch.claim)
+        if step_s is not None:
+            self._steps[batch.claim.side].add(max(step_s, batch.carried_s))
+        self._discard(batch.claim)
+        if self._queue.finished:
+            _wake_all(self._idle)
+            for post in self._posts:
+                _wake_all(post.waiting)
+            self._notify()
+
+    # --- what a policy sees (EpochView) ------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def ready(self, side: Side) -> bool:
+        return self._queue.is_ready(side)
+
+    def left(self, side: Side) -> bool:
+        return self._queue.left(side)
+
+    @property
+    def delivered(self) -> int:
+        return len(self.order)
+
+    @property
+    def takeovers(self) -> int:
+        """Batches that another device finished because their own was too late."""
+        return len(self._taken_over)
+
+    @property
+    def failures(self) -> int:
+        """Tries that failed and were made again."""
+        return self._failures.total()
+
+    @property
+    def tail_store_batches(self) -> int | None:
+        capacities = [post.capacity for post in self._posts if post.side is TAIL and post.cause is None]
+        return None if None in capacities else sum(capacity or 0 for capacity in capacities)
+
+    @property
+    def rates(self) -> Mapping[Side, Rates]:
+        return {side: self._rates(side) for side in Side}
+
+    async def changed(self) -> None:
+        self._change = asyncio.get_running_loop().create_future()
+        await self._change
+
+    def set_boundary(self, index: int) -> int:
+        index = self._queue.set_boundary(index)
+        _wake_all(self._idle)
+        return index
+
+    def describe(self) -> str:
+        """Who has what, in one line: for messages about waiting too long."""
+        view = self._queue.view()
+        makers = ", ".join(f"{post.name} makes {[w.claim.index for w in post.works.values()]}" for post in self._posts)
+        return f"open {view.open}, ready {view.ready}, taken {view.taken}, settled {view.settled} of {view.n}; {makers}"
+
+    # --- producers ---------------------------------------------------------------------------------------------------
+
+    async def _produce(self, post: _Post) -> None:
+        while post.cause is None and not self._queue.finished:
+            if not post.has_room:
+                await self._wait_in(post.waiting)
+                continue
+            claim = self._queue.claim(post.side) or self._take_over(post)
+            if claim is None:
+                await self._wait_in(self._idle, self._next_take_over(post))
+                continue
+            post.held += 1
+            await self._make(post, claim)
+
+    async def _make(self, post: _Post, claim: Claim) -> None:
+        now = asyncio.get_running_loop().time
+        work = None
+        try:
+            async with asyncio.timeout(self._timeout) as scope:
+                work = post.works[claim.ticket] = _Work(claim, now(), scope)
+                post.meter.begin(now())
+                try:
+                    ref = await post.device.preprocess(claim)
+                finally:
+                    del post.works[claim.ticket]
+                    post.meter.end(now())
+        except TimeoutError as error:
+            post.give_back_room()
+            if work is None or not work.called_off:
+                self._lose(post, claim, _too_late(post, claim, self._timeout, error))
+        except DeviceLost as error:
+            post.give_back_room()
+            self._lose(post, claim, error)
+        except StoreFull as error:
+            self._shrink(post, claim, error)
+            post.give_back_room()
+        except BatchFailed as error:
+            post.give_back_room()
+            self._retry(post, claim, error)
+        except Exception as error:
+            error.add_note(f"{claim} on {post.name}")
+            raise
+        else:
+            self._finish(post, ref, now())
+
+    def _finish(self, post: _Post, ref: BatchRef, now: float) -> None:
+        """The batch is made; unless its claim was given up meanwhile, it is ready."""
+        self._stored[ref.claim.ticket] = post, ref
+        try:
+            self._queue.ready(ref.claim, ref)
+        except StaleTicket:
+            self._discard(ref.claim)
+            return
+        post.meter.finish(now)
+        self._notify()
+
+    def _discard(self, claim: Claim) -> None:
+        post, ref = self._stored.pop(claim.ticket)
+        post.device.discard(ref)
+        post.give_back_room()
+
+    # --- when things go wrong ----------------------------------------------------------------------------------------
+
+    def _retry(self, post: _Post, claim: Claim, error: DeviceError) -> None:
+        """Give the batch back to be made again, unless it has failed too often or is not this claim's any more."""
+        if self._queue.holds(claim) is None:
+            return
+        self._failures[claim.index] += 1
+        if self._failures[claim.index] >= MAX_TRIES:
+            for why in self._queue.tries(claim.index):
+                error.add_note(f"before: {why}")
+            error.add_note(f"{claim} on {post.name}, try {MAX_TRIES} of {MAX_TRIES}")
+            raise error
+        self._release(claim, f"{post.name}: {error}")
+
+    def _shrink(self, post: _Post, claim: Claim, error: StoreFull) -> None:
+        """The store holds less than it said: go on with the room that it has proven to have, or without the device."""
+        post.capacity = post.held - 1
+        if post.capacity < 1:
+            lost = DeviceLost(f"{post.name}: its store has no room for a single batch ({error})")
+            lost.__cause__ = error
+            self._lose(post, claim, lost)
+        else:
+            self._give_up(claim, f"{post.name}: {error}")
+
+    def _lose(self, post: _Post, claim: Claim, error: DeviceLost) -> None:
+        """The device is gone, with `claim`, all else that it was making, and what is still in its store."""
+        why = f"{post.name} is lost: {error}"
+        self._give_up(claim, why)
+        if post.cause is not None:
+            return
+        post.cause = error
+        self.lost.append(error)
+        now = asyncio.get_running_loop().time()
+        for work in post.works.values():
+            self._give_up(work.claim, why)
+            work.call_off(now)
+        for stored in [ref.claim for owner, ref in self._stored.values() if owner is post]:
+            if self._queue.holds(stored) is Place.READY:
+                self._give_up(stored, why)
+                self._discard(stored)
+        if not any(other.side is post.side and other.cause is None for other in self._posts):
+            self._queue.lose(post.side, why)
+        _wake_all(post.waiting)
+        _wake_all(self._idle)
+        self._notify()
+        if all(other.cause is not None for other in self._posts):
+            self._raise_first_cause()
+
+    def _raise_first_cause(self) -> NoReturn:
+        first, *others = self.lost
+        for other in others:
+            first.add_note(f"then: {other}")
+        raise first
+
+    def _give_up(self, claim: Claim, why: str) -> None:
+        """Void the claim, unless it is void already."""
+        if self._queue.holds(claim) is not None:
+            self._release(claim, why)
+
+    def _release(self, claim: Claim, why: str) -> None:
+        self._queue.release(claim, why)
+        _wake_all(self._idle)
+        self._notify()
+
+    # --- late batches ------------------------------------------------------------------------------------------------
+
+    def _take_over(self, post: _Post) -> Claim | None:
+        """At the end of an epoch: the claim that an idle device would finish sooner than the device that has it.
+
+        Only while no boundary fixes who makes what. What the other device has done so far is thrown away, which costs
+        nothing: it would have had nothing else to do. A batch changes hands once.
+        """
+        now = asyncio.get_running_loop().time()
+        late = [(_remaining(other, work, now), other, work) for other, work in self._takeable(post)]
+        if not late:
+            return None
+        remaining, other, work = max(late, key=lambda item: item[0])
+        if remaining <= post.pace:
+            return None
+        self._taken_over.add(work.claim.index)
+        self._queue.release(work.claim, f"{post.name} took it over from {other.name}", post.side)
+        work.call_off(now)
+        self._notify()
+        return self._queue.claim(post.side)
+
+    def _takeable(self, post: _Post) -> list[tuple[_Post, _Work]]:
+        if self._queue.boundary is not None or post.meter.make_s is None:
+            return []
+        return [
+            (other, work)
+            for other in self._posts
+            if other is not post and other.cause is None
+            for work in other.works.values()
+            if not work.called_off and work.claim.index not in self._taken_over
+        ]
+
+    def _next_take_over(self, post: _Post) -> float | None:
+        """When a batch that is not late yet would be late enough to be taken over, if nothing happens before."""
+        late_at = [other.due(work) or work.started for other, work in self._takeable(post)]
+        if not late_at:
+            return None
+        # Never at once: a rounding error must not turn the wait into a spin.
+        return max(min(late_at) + post.pace, asyncio.get_running_loop().time() + post.pace / 16)
+
+    # --- deliverer ---------------------------------------------------------------------------------------------------
+
+    async def _deliver_all(self, deliver: Callable[[Delivered], Awaitable[None]]) -> None:
+        async with aclosing(self._policy.schedule(self)) as schedule:
+            while self._queue.left(HEAD) or self._queue.left(TAIL):
+                side = await anext(schedule, None)
+                if side is None:
+                    raise UsageError(f"{self._policy!r} ended after {self.delivered} of {len(self)} batches")
+                batch = await self._next(side)
+                if batch is not None:
+                    self.order.append(batch.claim)
+                    await deliver(batch)
+        while not self._queue.finished:
+            await self.changed()
+
+    async def _next(self, side: Side) -> Delivered | None:
+        """The side's next batch, or the other side's when it has none left; None when nothing is left at all."""
+        while True:
+            source = side if self._queue.left(side) else side.other
+            ref = self._queue.take(source)
+            if ref is not None:
+                batch = await self._fetch(ref)
+                if batch is not None:
+                    return batch
+            elif not self._queue.left(source):
+                return None
+            else:
+                await self.changed()
+
+    async def _fetch(self, ref: BatchRef) -> Delivered | None:
+        """Carry the batch over; None when that failed and it will be made again."""
+        post, _ = self._stored[ref.claim.ticket]
+        begun = asyncio.get_running_loop().time()
+        try:
+            value = await self._carry(ref)
+        except DeviceError as error:
+            self._retry(post, ref.claim, error)
+            self._discard(ref.claim)
+            return None
+        return Delivered(ref, value, asyncio.get_running_loop().time() - begun)
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _rates(self, side: Side) -> Rates:
+        prior = self._prior.get(side, Rates())
+        meters = [post.meter for post in self._posts if post.side is side and post.cause is None]
+        made = sum(meter.count for meter in meters)
+        # A few batches say less than the whole last epoch did.
+        make_s = combined(meters) if made >= 10 or prior.make_s is None else prior.make_s
+        step_s = self._steps[side].make_s
+        return Rates(make_s, prior.step_s if step_s is None else step_s, prior.made + made)
+
+    def _notify(self) -> None:
+        if self._change is not None and not self._change.done():
+            self._change.set_result(None)
+
+    async def _wait_in(self, line: deque[asyncio.Future[None]], until: float | None = None) -> None:
+        """Wait to be woken, or until the loop's time is `until`."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        timer = None if until is None else loop.call_at(until, _set, future)
+        line.append(future)
+        try:
+            await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if future in line:
+                line.remove(future)
+
+
+def _capacity(device: Device, batch_nbytes: int) -> int | None:
+    store = device.capabilities.store_bytes
+    if store is None:
+        return None
+    if store < batch_nbytes:
+        raise UsageError(f"{device.name}: a store of {store} bytes cannot hold one batch of {batch_nbytes} bytes")
+    return store // batch_nbytes
+
+
+def _remaining(post: _Post, work: _Work, now: float) -> float:
+    """How long the work will still take. What is overdue, or of unknown pace, takes as long again as it already has."""
+    due = post.due(work)
+    return now - work.started if due is None else abs(due - now)
+
+
+def _too_late(post: _Post, claim: Claim, timeout: float | None, error: TimeoutError) -> DeviceLost:
+    cause = BatchTimeout(f"{claim} was not made by {post.name} within {timeout} s")
+    cause.__cause__ = error
+    lost = DeviceLost(str(cause))
+    lost.__cause__ = cause
+    return lost
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _wake_one(line: deque[asyncio.Future[None]]) -> None:
+    while line:
+        future = line.popleft()
+        if not future.done():
+            future.set_result(None)
+            return
+
+
+def _wake_all(line: deque[asyncio.Future[None]]) -> None:
+    while line:
+        _set(line.popleft())
