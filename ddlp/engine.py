@@ -14,19 +14,20 @@ Who waits for what, and who wakes it:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ddlp.errors import BatchFailed, BatchTimeout, DeviceError, DeviceLost, StaleTicket, StoreFull, UsageError
 from ddlp.meter import Meter, combined
+from ddlp.post import Line, Post, Work
 from ddlp.queue import Place
-from ddlp.types import HEAD, TAIL, BatchRef, Claim, Rates, Side
+from ddlp.types import HEAD, TAIL, BatchRef, Claim, Order, Rates, Side
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from ddlp.devices.base import Device
+    from ddlp.devices.base import Device, Job
     from ddlp.policies.base import Policy
     from ddlp.queue import DualEndedQueue
 
@@ -49,62 +50,26 @@ class Delivered:
         return f"<Delivered {self.claim} from {self.ref.device}>"
 
 
-class _Work:
-    """A claim that a device is making, in the scope that can call it off."""
+class LostDevice(NamedTuple):
+    """A device that went during the epoch, and why."""
 
-    __slots__ = ("called_off", "claim", "scope", "started")
-
-    def __init__(self, claim: Claim, started: float, scope: asyncio.Timeout) -> None:
-        self.claim = claim
-        self.started = started
-        self.scope = scope
-        self.called_off = False
-
-    def call_off(self, now: float) -> None:
-        """End the work; its claim must already be void."""
-        self.called_off = True
-        if not self.scope.expired():
-            self.scope.reschedule(now)
+    device: str
+    cause: DeviceLost
 
 
-class _Post:
-    """A device at work in this epoch: its room, its measured pace, and what it is making."""
+async def open_devices(devices: Sequence[Device], job: Job) -> None:
+    """Open all devices at once. Raises an ExceptionGroup of what the devices raise."""
+    async with asyncio.TaskGroup() as group:
+        for device in devices:
+            group.create_task(device.open(job), name=f"ddlp:{device.name}:open")
 
-    def __init__(self, device: Device, batch_nbytes: int) -> None:
-        self.device = device
-        self.side = device.capabilities.side
-        self.depth = max(1, device.capabilities.depth)
-        self.capacity = _capacity(device, batch_nbytes)
-        self.held = 0  # claims of this device that are not settled, and so hold a place in its store
-        self.meter = Meter()
-        self.works: dict[int, _Work] = {}  # by ticket, in claim order
-        self.waiting: deque[asyncio.Future[None]] = deque()  # producers without room
-        self.cause: DeviceLost | None = None  # why it is gone
 
-    @property
-    def name(self) -> str:
-        return self.device.name
-
-    @property
-    def pace(self) -> float:
-        """Seconds per batch; 0 while unknown."""
-        return self.meter.make_s or 0.0
-
-    @property
-    def has_room(self) -> bool:
-        return self.capacity is None or self.held < self.capacity
-
-    def give_back_room(self) -> None:
-        self.held -= 1
-        _wake_one(self.waiting)
-
-    def due(self, work: _Work) -> float | None:
-        """When this work should be finished, by the pace of the device and its place in line; None: pace unknown."""
-        if self.meter.make_s is None:
-            return None
-        place = list(self.works).index(work.claim.ticket)
-        begun = max(self.meter.last_finish, next(iter(self.works.values())).started)
-        return begun + (place + 1) * self.meter.make_s
+async def close_devices(devices: Sequence[Device]) -> None:
+    """Close all devices at once, each to its end whatever happens to the others."""
+    results = await asyncio.gather(*(device.aclose() for device in devices), return_exceptions=True)
+    errors = [result for result in results if isinstance(result, Exception)]
+    if errors:
+        raise ExceptionGroup("some devices did not close cleanly", errors)
 
 
 class Epoch:
@@ -131,15 +96,15 @@ class Epoch:
         self._carry = carry
         self._timeout = timeout
         self._prior = rates or {}
-        self._posts = [_Post(device, batch_nbytes) for device in devices]
+        self._posts = [Post(device, batch_nbytes) for device in devices]
         self._steps = {HEAD: Meter(), TAIL: Meter()}
-        self._stored: dict[int, tuple[_Post, BatchRef]] = {}  # by ticket: finished batches in a device's store
-        self._idle: deque[asyncio.Future[None]] = deque()
+        self._stored: dict[int, tuple[Post, BatchRef]] = {}  # by ticket: finished batches in a device's store
+        self._idle = Line()
         self._change: asyncio.Future[None] | None = None
         self._failures: Counter[int] = Counter()
         self._taken_over: set[int] = set()
-        self.order: list[Claim] = []
-        self.lost: list[DeviceLost] = []
+        self._order: list[Claim] = []
+        self.lost: list[LostDevice] = []
 
     async def run(self, deliver: Callable[[Delivered], Awaitable[None]]) -> None:
         """Make and deliver every batch; returns when all are settled.
@@ -173,9 +138,9 @@ class Epoch:
             self._steps[batch.claim.side].add(max(step_s, batch.carried_s))
         self._discard(batch.claim)
         if self._queue.finished:
-            _wake_all(self._idle)
+            self._idle.wake_all()
             for post in self._posts:
-                _wake_all(post.waiting)
+                post.waiting.wake_all()
             self._notify()
 
     # --- what a policy sees (EpochView) ------------------------------------------------------------------------------
@@ -190,8 +155,17 @@ class Epoch:
         return self._queue.left(side)
 
     @property
+    def boundary(self) -> int | None:
+        return self._queue.boundary
+
+    @property
     def delivered(self) -> int:
-        return len(self.order)
+        return len(self._order)
+
+    @property
+    def order(self) -> Order:
+        """What was delivered so far."""
+        return Order(tuple(claim.index for claim in self._order), tuple(claim.side for claim in self._order))
 
     @property
     def takeovers(self) -> int:
@@ -218,7 +192,7 @@ class Epoch:
 
     def set_boundary(self, index: int) -> int:
         index = self._queue.set_boundary(index)
-        _wake_all(self._idle)
+        self._idle.wake_all()
         return index
 
     def describe(self) -> str:
@@ -229,24 +203,24 @@ class Epoch:
 
     # --- producers ---------------------------------------------------------------------------------------------------
 
-    async def _produce(self, post: _Post) -> None:
+    async def _produce(self, post: Post) -> None:
         while post.cause is None and not self._queue.finished:
             if not post.has_room:
-                await self._wait_in(post.waiting)
+                await post.waiting.wait()
                 continue
             claim = self._queue.claim(post.side) or self._take_over(post)
             if claim is None:
-                await self._wait_in(self._idle, self._next_take_over(post))
+                await self._idle.wait(self._next_take_over(post))
                 continue
             post.held += 1
             await self._make(post, claim)
 
-    async def _make(self, post: _Post, claim: Claim) -> None:
+    async def _make(self, post: Post, claim: Claim) -> None:
         now = asyncio.get_running_loop().time
         work = None
         try:
             async with asyncio.timeout(self._timeout) as scope:
-                work = post.works[claim.ticket] = _Work(claim, now(), scope)
+                work = post.works[claim.ticket] = Work(claim, now(), scope)
                 post.meter.begin(now())
                 try:
                     ref = await post.device.preprocess(claim)
@@ -272,7 +246,7 @@ class Epoch:
         else:
             self._finish(post, ref, now())
 
-    def _finish(self, post: _Post, ref: BatchRef, now: float) -> None:
+    def _finish(self, post: Post, ref: BatchRef, now: float) -> None:
         """The batch is made; unless its claim was given up meanwhile, it is ready."""
         self._stored[ref.claim.ticket] = post, ref
         try:
@@ -290,7 +264,7 @@ class Epoch:
 
     # --- when things go wrong ----------------------------------------------------------------------------------------
 
-    def _retry(self, post: _Post, claim: Claim, error: DeviceError) -> None:
+    def _retry(self, post: Post, claim: Claim, error: DeviceError) -> None:
         """Give the batch back to be made again, unless it has failed too often or is not this claim's any more."""
         if self._queue.holds(claim) is None:
             return
@@ -302,7 +276,7 @@ class Epoch:
             raise error
         self._release(claim, f"{post.name}: {error}")
 
-    def _shrink(self, post: _Post, claim: Claim, error: StoreFull) -> None:
+    def _shrink(self, post: Post, claim: Claim, error: StoreFull) -> None:
         """The store holds less than it said: go on with the room that it has proven to have, or without the device."""
         post.capacity = post.held - 1
         if post.capacity < 1:
@@ -312,14 +286,14 @@ class Epoch:
         else:
             self._give_up(claim, f"{post.name}: {error}")
 
-    def _lose(self, post: _Post, claim: Claim, error: DeviceLost) -> None:
+    def _lose(self, post: Post, claim: Claim, error: DeviceLost) -> None:
         """The device is gone, with `claim`, all else that it was making, and what is still in its store."""
         why = f"{post.name} is lost: {error}"
         self._give_up(claim, why)
         if post.cause is not None:
             return
         post.cause = error
-        self.lost.append(error)
+        self.lost.append(LostDevice(post.name, error))
         now = asyncio.get_running_loop().time()
         for work in post.works.values():
             self._give_up(work.claim, why)
@@ -330,8 +304,8 @@ class Epoch:
                 self._discard(stored)
         if not any(other.side is post.side and other.cause is None for other in self._posts):
             self._queue.lose(post.side, why)
-        _wake_all(post.waiting)
-        _wake_all(self._idle)
+        post.waiting.wake_all()
+        self._idle.wake_all()
         self._notify()
         if all(other.cause is not None for other in self._posts):
             self._raise_first_cause()
@@ -339,8 +313,8 @@ class Epoch:
     def _raise_first_cause(self) -> NoReturn:
         first, *others = self.lost
         for other in others:
-            first.add_note(f"then: {other}")
-        raise first
+            first.cause.add_note(f"then {other.device}: {other.cause}")
+        raise first.cause
 
     def _give_up(self, claim: Claim, why: str) -> None:
         """Void the claim, unless it is void already."""
@@ -349,19 +323,19 @@ class Epoch:
 
     def _release(self, claim: Claim, why: str) -> None:
         self._queue.release(claim, why)
-        _wake_all(self._idle)
+        self._idle.wake_all()
         self._notify()
 
     # --- late batches ------------------------------------------------------------------------------------------------
 
-    def _take_over(self, post: _Post) -> Claim | None:
+    def _take_over(self, post: Post) -> Claim | None:
         """At the end of an epoch: the claim that an idle device would finish sooner than the device that has it.
 
         Only while no boundary fixes who makes what. What the other device has done so far is thrown away, which costs
         nothing: it would have had nothing else to do. A batch changes hands once.
         """
         now = asyncio.get_running_loop().time()
-        late = [(_remaining(other, work, now), other, work) for other, work in self._takeable(post)]
+        late = [(other.remaining(work, now), other, work) for other, work in self._takeable(post)]
         if not late:
             return None
         remaining, other, work = max(late, key=lambda item: item[0])
@@ -373,7 +347,7 @@ class Epoch:
         self._notify()
         return self._queue.claim(post.side)
 
-    def _takeable(self, post: _Post) -> list[tuple[_Post, _Work]]:
+    def _takeable(self, post: Post) -> list[tuple[Post, Work]]:
         if self._queue.boundary is not None or post.meter.make_s is None:
             return []
         return [
@@ -384,13 +358,13 @@ class Epoch:
             if not work.called_off and work.claim.index not in self._taken_over
         ]
 
-    def _next_take_over(self, post: _Post) -> float | None:
+    def _next_take_over(self, post: Post) -> float | None:
         """When a batch that is not late yet would be late enough to be taken over, if nothing happens before."""
         late_at = [other.due(work) or work.started for other, work in self._takeable(post)]
         if not late_at:
             return None
         # Never at once: a rounding error must not turn the wait into a spin.
-        return max(min(late_at) + post.pace, asyncio.get_running_loop().time() + post.pace / 16)
+        return max(min(late_at) + post.pace, asyncio.get_running_loop().time() + max(post.pace / 16, 1e-3))
 
     # --- deliverer ---------------------------------------------------------------------------------------------------
 
@@ -402,7 +376,7 @@ class Epoch:
                     raise UsageError(f"{self._policy!r} ended after {self.delivered} of {len(self)} batches")
                 batch = await self._next(side)
                 if batch is not None:
-                    self.order.append(batch.claim)
+                    self._order.append(batch.claim)
                     await deliver(batch)
         while not self._queue.finished:
             await self.changed()
@@ -448,57 +422,10 @@ class Epoch:
         if self._change is not None and not self._change.done():
             self._change.set_result(None)
 
-    async def _wait_in(self, line: deque[asyncio.Future[None]], until: float | None = None) -> None:
-        """Wait to be woken, or until the loop's time is `until`."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        timer = None if until is None else loop.call_at(until, _set, future)
-        line.append(future)
-        try:
-            await future
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if future in line:
-                line.remove(future)
 
-
-def _capacity(device: Device, batch_nbytes: int) -> int | None:
-    store = device.capabilities.store_bytes
-    if store is None:
-        return None
-    if store < batch_nbytes:
-        raise UsageError(f"{device.name}: a store of {store} bytes cannot hold one batch of {batch_nbytes} bytes")
-    return store // batch_nbytes
-
-
-def _remaining(post: _Post, work: _Work, now: float) -> float:
-    """How long the work will still take. What is overdue, or of unknown pace, takes as long again as it already has."""
-    due = post.due(work)
-    return now - work.started if due is None else abs(due - now)
-
-
-def _too_late(post: _Post, claim: Claim, timeout: float | None, error: TimeoutError) -> DeviceLost:
+def _too_late(post: Post, claim: Claim, timeout: float | None, error: TimeoutError) -> DeviceLost:
     cause = BatchTimeout(f"{claim} was not made by {post.name} within {timeout} s")
     cause.__cause__ = error
     lost = DeviceLost(str(cause))
     lost.__cause__ = cause
     return lost
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _wake_one(line: deque[asyncio.Future[None]]) -> None:
-    while line:
-        future = line.popleft()
-        if not future.done():
-            future.set_result(None)
-            return
-
-
-def _wake_all(line: deque[asyncio.Future[None]]) -> None:
-    while line:
-        _set(line.popleft())

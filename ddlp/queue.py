@@ -196,12 +196,14 @@ class DualEndedQueue:
             boundary=self._boundary,
         )
 
-    def state(self) -> dict[str, Any]:
+    def state(self, used: Claim | None = None) -> dict[str, Any]:
         """What is not settled, as plain numbers: `{"n", "boundary", "left": [[lo, hi], ...]}`.
 
-        Its size does not grow with n for histories in which each side settled in order.
+        `used` is a taken batch to count as settled already. The size of the state does not grow with n for histories
+        in which each side settled in order.
         """
-        return {"n": self._n, "boundary": self._boundary, "left": _merged(self._unsettled())}
+        spans = self._unsettled(without=used)
+        return {"n": self._n, "boundary": self._boundary, "left": _merged(spans)}
 
     @classmethod
     def restore(cls, state: dict[str, Any]) -> DualEndedQueue:
@@ -287,11 +289,11 @@ class DualEndedQueue:
     def _open_span(self) -> int:
         return sum(hi - lo for lo, hi in self._spans)
 
-    def _unsettled(self) -> list[tuple[int, int]]:
+    def _unsettled(self, without: Claim | None = None) -> list[tuple[int, int]]:
         spans = [(lo, hi) for lo, hi in self._spans if lo < hi]
-        spans += [(abs(i), abs(i) + 1) for returned in self._returned for i in returned]
-        spans += [(held.claim.index, held.claim.index + 1) for held in self._held.values()]
-        return spans
+        indices = [abs(index) for returned in self._returned for index in returned]
+        indices += [held.claim.index for held in self._held.values() if held.claim != without]
+        return spans + [(index, index + 1) for index in indices]
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[list[int]]:

@@ -9,19 +9,21 @@ The conversation, per agent:
     host   Hello                      agent  Welcome
     host   Open                       agent  Opened | Failed(ticket 0)
     host   Begin        (each epoch; no answer)
-    host   Make         (a claim, or the rows lo..hi of one)
-                                      agent  Made | Failed | Need (only for batches without a fixed form)
-    host   Grant        (the answer to Need; the agent goes on with the same rows)
-    host   Forget       (give up or discard a ticket; no answer)
+    host   Make                       agent  Made | Failed
+                                      agent  Need (only for batches without a fixed form)
+    host   Grant                      agent  Made | Failed
+    host   Forget       (give up a ticket, or discard its finished batch)
     host   end of file                agent  ends, and takes its store with it
 
-An agent answers in the order in which it was asked: an answer to a later Make says that an earlier one was lost.
+A ticket numbers the Makes of one connection, from 1 up. An agent answers each Make once, in the order in which it was
+asked: an answer to a later Make says that an earlier one was lost. A Make that is forgotten before it was answered is
+answered too (Failed, "forgotten"), so that the host knows when the agent no longer touches its memory.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -61,15 +63,15 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Make(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Make rows lo..hi (hi = -1: to the end) of batch `index`.
+    """Make rows lo..hi of batch `index`.
 
     `offset` and `capacity` say where in shared memory the whole batch goes; an agent with a file store ignores them.
     """
 
     ticket: int
     index: int
-    lo: int = 0
-    hi: int = -1
+    lo: int
+    hi: int
     offset: int = 0
     capacity: int = 0
 
@@ -83,7 +85,7 @@ class Grant(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Forget(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Stop working on this ticket, or throw its finished batch away."""
+    """Stop working on this ticket, or throw its finished batch away; of an unknown ticket nothing is left to do."""
 
     ticket: int
 
@@ -105,15 +107,18 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
 
 class Made(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Rows lo..hi of a ticket are done. `path` names the file of a file store. Times are seconds."""
+    """What a ticket asked for is done: `nbytes` of it. Times are seconds.
+
+    A file store says where the batch lies: its bytes begin at `offset` of the file `path` and have this CRC-32.
+    A batch without a fixed form brings its `leaves` and its `skeleton`.
+    """
 
     ticket: int
-    lo: int
-    rows: int
     nbytes: int
-    made_s: float
-    cpu_s: float
+    made_s: float = 0.0
+    cpu_s: float = 0.0
     path: str = ""
+    offset: int = 0
     crc: int = 0
     leaves: tuple[Leaf, ...] | None = None
     skeleton: bytes | None = None
@@ -127,13 +132,13 @@ class Need(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """A ticket failed (ticket 0: Open failed). `kind` says whose fault it is: "data", "full" or "device".
+    """A ticket failed (ticket 0: Open failed). `kind` says why; "full" is a store without room.
 
     `exception` is the pickled original; only a process that the host itself started may send one.
     """
 
     ticket: int
-    kind: str
+    kind: Literal["data", "full", "device", "forgotten"]
     message: str
     sample_id: int | None = None
     path: str | None = None

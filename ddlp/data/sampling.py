@@ -128,6 +128,11 @@ class ListedPlan(msgspec.Struct, frozen=True, tag=True):
         """Batches."""
         return len(self.bounds) // 8 - 1
 
+    @property
+    def largest_id(self) -> int:
+        """-1 where there is none."""
+        return int(_int64(self.ids_).max(initial=-1))
+
     def rows(self, index: int) -> int:
         """Samples in batch `index`. Raises IndexError outside 0..len-1."""
         first, last = self._bounds(index)

@@ -27,7 +27,8 @@ class Capabilities(msgspec.Struct, frozen=True):
 
     side         the end that it eats from unless told otherwise
     depth        claims in flight that keep it busy
-    store_bytes  room for finished batches that wait to be used; None: no bound of its own
+    store_bytes  room for finished batches that wait to be used, in bytes; None: no such bound
+    store_batches  the same in batches, for devices whose batches have no fixed size; the smaller bound holds
     lands        where finished batches lie: "slot", "file", "stream" or "accelerator"
     kernels      versions of the libraries that make its pixels
     """
@@ -35,6 +36,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     side: Side
     depth: int
     store_bytes: int | None = None
+    store_batches: int | None = None
     lands: str = "file"
     kernels: dict[str, str] = {}
 

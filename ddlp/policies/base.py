@@ -32,6 +32,11 @@ class EpochView(Protocol):
         ...
 
     @property
+    def boundary(self) -> int | None:
+        """Where the sides meet, once that is fixed; from the start in an epoch that is resumed."""
+        ...
+
+    @property
     def delivered(self) -> int:
         """Batches handed on in this epoch."""
         ...

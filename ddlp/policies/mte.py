@@ -50,13 +50,15 @@ class MTE(Policy):
                 yield HEAD
             else:
                 await epoch.changed()
-        if epoch.left(HEAD) and epoch.left(TAIL):
+        if epoch.boundary is None and epoch.left(HEAD) and epoch.left(TAIL):
             self._fix_boundary(epoch)
         while True:
             yield HEAD  # and, once the head has nothing left, the tail
 
     def _must_measure(self, epoch: EpochView) -> bool:
-        if not isinstance(self.split, str) or not (epoch.left(HEAD) and epoch.left(TAIL)):
+        if epoch.boundary is not None or not isinstance(self.split, str):
+            return False
+        if not (epoch.left(HEAD) and epoch.left(TAIL)):
             return False
         store = epoch.tail_store_batches
         tail_batches = self.calibration_batches if store is None else min(self.calibration_batches, store)

@@ -82,5 +82,7 @@ def _measured(epoch: EpochView) -> bool:
 
 
 def _weights(epoch: EpochView) -> tuple[int, int]:
+    """The sides' shares in thousandths. The tail's is rounded down: an epoch waits for a side that got too much."""
     tau, s, _ = paces(epoch.rates)
-    return max(1, round(100 * s / (tau + s))), max(1, round(100 * tau / (tau + s)))
+    tail = int(1000 * tau / (tau + s)) if tau + s > 0.0 else 500
+    return 1000 - tail, tail

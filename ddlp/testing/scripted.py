@@ -237,7 +237,7 @@ class ScriptedAccelerator:
     `wait_s` is the time it had nothing to do before its last batch.
     """
 
-    def __init__(self, settle: Callable[[Any], None], step_s: Pair = AT_ONCE, prefetch: int = 1) -> None:
+    def __init__(self, settle: Callable[[Any, float], None], step_s: Pair = AT_ONCE, prefetch: int = 1) -> None:
         self._settle = settle
         self._step_s = step_s
         self._prefetch = prefetch
@@ -276,6 +276,6 @@ class ScriptedAccelerator:
     def _end(self, batch: Batch) -> None:
         self._timer = None
         self._idle_since = self._loop.time()
-        self._settle(batch)
+        self._settle(batch, self._step_s[batch.claim.side])
         if self._buffer:
             self._begin()

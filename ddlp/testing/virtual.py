@@ -31,7 +31,7 @@ class Deadlock(Stuck):
 
 
 class OutOfTime(Stuck):
-    """The program wanted to wait beyond `max_seconds`."""
+    """The program wanted to wait beyond `max_seconds`, or to run for more than `max_turns`."""
 
 
 class Untidy(AssertionError):
@@ -63,11 +63,18 @@ class _Clock:
 class VirtualLoop(BaseEventLoop):
     """`time()` starts at zero and moves only when nothing else can. `on_turn` is told the number of each turn."""
 
-    def __init__(self, *, max_seconds: float | None = None, on_turn: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_seconds: float | None = None,
+        max_turns: int | None = None,
+        on_turn: Callable[[int], None] | None = None,
+    ) -> None:
         super().__init__()
         self._selector: Any = _Clock(self)
         self._now = 0.0
         self._limit = math.inf if max_seconds is None else max_seconds
+        self._max_turns = math.inf if max_turns is None else max_turns
         self._on_turn = on_turn
         self._owner = threading.get_ident()
         self.turns = 0
@@ -80,6 +87,9 @@ class VirtualLoop(BaseEventLoop):
     def turn(self, timeout: float | None) -> None:
         """One turn begins. `timeout` is as for a selector: 0 when callbacks are ready, None when nothing is left."""
         self.turns += 1
+        if self.turns > self._max_turns:
+            self._max_turns = math.inf  # cleaning up takes some more
+            raise OutOfTime(self._story(f"still runs after {self.turns} turns"))
         if self._on_turn is not None:
             self._on_turn(self.turns)
         if timeout != 0 and not self._ready:  # type: ignore[attr-defined]  # on_turn may have called something
@@ -121,7 +131,11 @@ class VirtualLoop(BaseEventLoop):
 
 
 def run_virtual(
-    main: Coroutine[Any, Any, T], *, max_seconds: float | None = None, on_turn: Callable[[int], None] | None = None
+    main: Coroutine[Any, Any, T],
+    *,
+    max_seconds: float | None = None,
+    max_turns: int | None = None,
+    on_turn: Callable[[int], None] | None = None,
 ) -> T:
     """Run `main` in a fresh virtual loop and return its result, or raise what it raised.
 
@@ -129,10 +143,10 @@ def run_virtual(
 
     Raises:
         Deadlock: every task waits for something that can not come.
-        OutOfTime: virtual time would pass `max_seconds`.
+        OutOfTime: virtual time would pass `max_seconds`, or the loop has made `max_turns` turns: it runs in circles.
         Untidy: `main` ended, but a task it started did not, or failed unseen; `__cause__` is what `main` raised.
     """
-    loop = VirtualLoop(max_seconds=max_seconds, on_turn=on_turn)
+    loop = VirtualLoop(max_seconds=max_seconds, max_turns=max_turns, on_turn=on_turn)
     with _tidied(loop):
         return loop.run_until_complete(main)
 

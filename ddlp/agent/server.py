@@ -1,0 +1,256 @@
+"""One agent: hears what it is asked, makes it, answers. Single-threaded; it listens between samples while it works.
+
+Forget and the end of the conversation take effect at once, everything else in the order in which it came.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import time
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ddlp.agent.channel import HangUp
+from ddlp.agent.faults import Faults
+from ddlp.agent.protocol import VERSION, Begin, Failed, Forget, Grant, Hello, Make, Need, Open, Opened, Welcome
+from ddlp.data.maker import Maker, Preparation
+from ddlp.errors import DataError, ProtocolError, SampleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddlp.agent.channel import Channel
+    from ddlp.agent.protocol import HostMessage, Made
+    from ddlp.agent.store import Store
+    from ddlp.data.sampling import ListedPlan, Plan
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+_MAX_TRACEBACK = 20_000  # characters
+
+
+class _Forgotten(BaseException):
+    """The host gave up the ticket that is being made. Not an Exception, like HangUp."""
+
+
+class Pace:
+    """Makes an agent as fast as a device that is `slowdown` times slower than one core of this machine.
+
+    The measure is the agent's own CPU time, so the emulated device is as fast as ever when the machine is busy, and
+    makes up for what it was late, as long as it always has work.
+    """
+
+    def __init__(self, slowdown: float | None) -> None:
+        self._slowdown = slowdown
+        self._deadline: float | None = None  # of the batch before; None after a time without work
+
+    def idle(self) -> None:
+        """There was nothing to do."""
+        self._deadline = None
+
+    def due(self, started: float, cpu_s: float, factor: float) -> float:
+        """When a batch begun at `started` is to be answered; `factor` slows it down further."""
+        if self._slowdown is None and factor == 1.0:
+            return started
+        begun = started if self._deadline is None else self._deadline
+        self._deadline = begun + cpu_s * factor * (self._slowdown or 1.0)
+        return self._deadline
+
+
+class Server:
+    """Serves one host until it hangs up.
+
+    `job` is the preparation that a parent process handed over, for Open(python=True); then failures bring the original
+    exception with them.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        make_store: Callable[[Callable[[int, int], Grant]], Store],
+        *,
+        job: Callable[[], Preparation] | None = None,
+        slowdown: float | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self._channel = channel
+        self._store = make_store(self._grow)
+        self._job = job
+        self._pace = Pace(slowdown)
+        self._faults = faults or Faults()
+        self._inbox: deque[HostMessage] = deque()
+        self._grant: Grant | None = None  # the last one
+        self._forgotten: set[int] = set()  # tickets to be made, or being made, that nobody wants any more
+        self._making = 0  # the ticket
+        self._count = 0  # Makes so far
+        self._preparation: Preparation | None = None
+        self._epoch: Epoch | None = None
+
+    def serve(self) -> None:
+        """Returns when the host has hung up, and leaves nothing in the store. Raises ProtocolError."""
+        try:
+            while True:
+                self._obey(self._next())
+        except HangUp:
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Leave nothing in the store. Twice is fine."""
+        self._store.close()
+
+    # --- listening ---------------------------------------------------------------------------------------------------
+
+    def _next(self) -> HostMessage:
+        self._listen(0.0)
+        while not self._inbox:
+            self._pace.idle()
+            self._listen(None)
+        return self._inbox.popleft()
+
+    def _listen(self, timeout_s: float | None) -> None:
+        for message in self._channel.receive(timeout_s):
+            match message:
+                case Forget():
+                    self._forget(message.ticket)
+                case Grant():
+                    self._grant = message
+                case _:
+                    self._inbox.append(message)
+
+    def _forget(self, ticket: int) -> None:
+        waiting = any(isinstance(message, Make) and message.ticket == ticket for message in self._inbox)
+        if waiting or ticket == self._making:
+            self._forgotten.add(ticket)
+        else:
+            self._store.remove(ticket)
+
+    def _check(self) -> None:
+        """Listen, without waiting. Raises _Forgotten when what is being made is not wanted any more."""
+        self._listen(0.0)
+        self._check_wanted()
+
+    def _check_wanted(self) -> None:
+        if self._making in self._forgotten:
+            raise _Forgotten
+
+    def _wait(self, until: float) -> None:
+        """Listen until the monotonic clock shows `until`. Raises _Forgotten."""
+        while (left := until - time.monotonic()) > 0:
+            self._listen(left)
+            self._check_wanted()
+
+    def _stall(self, seconds: float | None) -> None:
+        """Do nothing that one is asked to, as a device that hangs; the end of the conversation still ends it."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while until is None or until > time.monotonic():
+            self._listen(None if until is None else max(0.0, until - time.monotonic()))
+
+    # --- working -----------------------------------------------------------------------------------------------------
+
+    def _obey(self, message: HostMessage) -> None:
+        match message:
+            case Hello():
+                self._channel.send(Welcome(VERSION, os.getpid(), Maker.kernels()))
+            case Open():
+                self._open(message)
+            case Begin() if self._preparation is not None:
+                self._epoch = Epoch(self._preparation, message.plan)
+            case Make() if self._epoch is not None:
+                self._answer(message, self._epoch)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} out of order")
+
+    def _open(self, message: Open) -> None:
+        try:
+            self._preparation = self._prepared(message)
+            self._maker = self._preparation.maker()
+        except Exception as error:
+            self._channel.send(failure(0, error, pickled=self._job is not None))
+            return
+        found = self._preparation
+        self._channel.send(Opened(found.samples, found.fingerprint, found.layout))
+
+    def _prepared(self, message: Open) -> Preparation:
+        if not message.python:
+            return Preparation.described(message.dataset, message.recipe)
+        if self._job is None:
+            raise ProtocolError("Open(python=True), and no job was handed over at start")
+        return self._job()
+
+    def _answer(self, ask: Make) -> None:
+        number, self._count = self._count, self._count + 1
+        self._making = ask.ticket
+        try:
+            answer: Made | Failed = self._make(ask, number)
+        except HangUp:
+            raise
+        except _Forgotten:
+            answer = Failed(ask.ticket, "forgotten", "given up by the host")
+        except BaseException as error:  # SystemExit of a user's data set, too, is a bad sample and not the end
+            answer = failure(ask.ticket, error, pickled=self._job is not None)
+        self._forgotten.discard(ask.ticket)
+        self._making = 0
+        for _ in range(self._faults.answers(number)):
+            self._channel.send(answer)
+
+    def _make(self, ask: Make, number: int) -> Made:
+        """Make it, wait until it is due, publish it."""
+        if number in self._faults.stall_at:
+            self._stall(self._faults.stall_s)
+        self._check_wanted()
+        started, cpu = time.monotonic(), time.process_time()
+        self._faults.check_room(number)
+        made = self._store.make(ask, self._maker, self._preparation.layout, self._plan.rows(ask.index), self._check)
+        cpu_s = time.process_time() - cpu
+        self._faults.crash(number)
+        try:
+            self._wait(self._pace.due(started, cpu_s, self._faults.slowdown(number)))
+        except BaseException:
+            self._store.remove(ask.ticket)
+            raise
+        self._store.publish(made)
+        self._faults.corrupt(number, made.path)
+        return msgspec.structs.replace(made, made_s=time.monotonic() - started, cpu_s=cpu_s)
+
+    def _grow(self, ticket: int, nbytes: int) -> Grant:
+        """Ask for a larger place, and wait for it. Raises _Forgotten."""
+        self._channel.send(Need(ticket, nbytes))
+        while self._grant is None or self._grant.ticket != ticket:
+            self._listen(None)
+            self._check_wanted()
+        return self._grant
+
+
+def failure(ticket: int, error: BaseException, *, pickled: bool) -> Failed:
+    """What to answer when `error` came out of a ticket."""
+    original = error.__cause__ if isinstance(error, SampleError) and error.__cause__ is not None else error
+    return Failed(
+        ticket,
+        _kind(error),
+        str(error.args[0]) if isinstance(error, SampleError) else f"{type(error).__name__}: {error}",
+        sample_id=getattr(error, "sample_id", None),
+        path=getattr(error, "path", None),
+        traceback="".join(traceback.format_exception(error))[-_MAX_TRACEBACK:],
+        exception=_pickled(original) if pickled else None,
+    )
+
+
+def _kind(error: BaseException) -> Literal["data", "full", "device"]:
+    if isinstance(error, DataError):
+        return "data"
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
+        return "full"
+    return "device"
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        return pickle.dumps(error)
+    except Exception:
+        return None

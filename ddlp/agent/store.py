@@ -1,0 +1,199 @@
+"""Where an agent puts what it makes: slots of the host's shared memory, or one safetensors file per batch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import mmap
+import os
+import shutil
+import struct
+import tempfile
+import zlib
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ddlp.agent.protocol import Made
+from ddlp.errors import DataError
+from ddlp.memory import aligned, mapped, view
+from ddlp.types import Leaf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ddlp.agent.protocol import Grant, Make
+    from ddlp.data.maker import Maker
+    from ddlp.types import Layout
+
+# Names of dtypes in safetensors files.
+SAFETENSORS_DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8",
+    "uint16": "U16", "int16": "I16", "float16": "F16", "bfloat16": "BF16",
+    "uint32": "U32", "int32": "I32", "float32": "F32",
+    "uint64": "U64", "int64": "I64", "float64": "F64",
+}  # fmt: skip
+_MAPPINGS = 64  # slots that stay mapped
+_HEADER_LENGTH = struct.Struct("<Q")
+_PAYLOAD_ALIGNMENT = 4096  # of the tensors in a file, so that they can be read with direct I/O
+
+
+class Store(ABC):
+    """`make` a batch, then `publish` it; `remove` it, or all of them with `close`."""
+
+    @abstractmethod
+    def make(self, ask: Make, maker: Maker, layout: Layout | None, rows: int, check: Callable[[], None]) -> Made:
+        """Make rows `ask.lo`..`ask.hi` of a batch of `rows`. When anything is raised, nothing of it is left.
+
+        Raises:
+            SampleError, DataError: by the maker.
+            OSError: with ENOSPC, when there is no room.
+        """
+
+    def publish(self, made: Made) -> None:
+        """From now on the host may use it."""
+
+    def remove(self, ticket: int) -> None:
+        """Forget a batch, if it is here."""
+
+    def close(self) -> None:
+        """Forget everything."""
+
+
+class SlotStore(Store):
+    """Writes in place into the memory file `fd` of the host; what was written there is the host's.
+
+    `grow(ticket, nbytes)` asks the host for a larger place, for batches without a fixed form.
+    """
+
+    def __init__(self, fd: int, grow: Callable[[int, int], Grant]) -> None:
+        self._mapped = functools.lru_cache(_MAPPINGS)(functools.partial(mapped, fd))
+        self._grow = grow
+
+    def make(self, ask: Make, maker: Maker, layout: Layout | None, rows: int, check: Callable[[], None]) -> Made:
+        if layout is None:
+            return self._collect(ask, maker, check)
+        memory = self._mapped(ask.offset, ask.capacity)
+        out = [view(memory, leaf)[ask.lo : ask.hi] for leaf in layout.leaves(rows)]
+        maker.make(ask.index, ask.lo, ask.hi, out, check)
+        return Made(ask.ticket, layout.nbytes(ask.hi - ask.lo))
+
+    def _collect(self, ask: Make, maker: Maker, check: Callable[[], None]) -> Made:
+        arrays, skeleton = maker.collect(ask.index, ask.lo, ask.hi, check)
+        leaves, nbytes = placed(arrays)
+        place = ask if nbytes <= ask.capacity else self._grow(ask.ticket, nbytes)
+        memory = self._mapped(place.offset, place.capacity)
+        for leaf, array in zip(leaves, arrays, strict=True):
+            view(memory, leaf)[...] = array
+        return Made(ask.ticket, nbytes, leaves=leaves, skeleton=skeleton)
+
+
+class FileStore(Store):
+    """One safetensors file per batch in `folder`, which belongs to this store alone and goes with it.
+
+    nbytes  bound on the tensors' bytes in all files together; None: what the file system holds
+    """
+
+    def __init__(self, folder: str | None = None, nbytes: int | None = None) -> None:
+        self.folder = tempfile.mkdtemp(prefix="ddlp-agent-") if folder is None else folder
+        self._nbytes = nbytes
+        self._held: dict[int, int] = {}  # ticket -> bytes
+
+    def make(self, ask: Make, maker: Maker, layout: Layout | None, rows: int, check: Callable[[], None]) -> Made:
+        if layout is None:
+            raise DataError("batches without a fixed form cannot be written to files")
+        self._check_room(layout.nbytes(rows))
+        self._held[ask.ticket] = layout.nbytes(rows)
+        try:
+            file = _BatchFile(self._partial(ask.ticket), layout, rows)
+            maker.make(ask.index, ask.lo, ask.hi, file.arrays, check)
+            crc = file.finish()
+        except BaseException:
+            self.remove(ask.ticket)
+            raise
+        return Made(ask.ticket, layout.nbytes(rows), path=self._path(ask.ticket), offset=file.offset, crc=crc)
+
+    def publish(self, made: Made) -> None:
+        os.rename(self._partial(made.ticket), made.path)
+
+    def remove(self, ticket: int) -> None:
+        if self._held.pop(ticket, None) is not None:
+            for path in (self._partial(ticket), self._path(ticket)):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _check_room(self, nbytes: int) -> None:
+        held = sum(self._held.values())
+        if self._nbytes is not None and held + nbytes > self._nbytes:
+            raise OSError(errno.ENOSPC, f"{held} of {self._nbytes} bytes are taken, and the batch needs {nbytes}")
+
+    def _path(self, ticket: int) -> str:
+        return os.path.join(self.folder, f"b{ticket}.safetensors")
+
+    def _partial(self, ticket: int) -> str:
+        return os.path.join(self.folder, f".b{ticket}.partial")
+
+
+class _BatchFile:
+    """A new safetensors file of its final size, mapped: fill `arrays`, then `finish`. The tensors begin at `offset`.
+
+    Raises:
+        OSError: it cannot be created, or there is no room for it.
+    """
+
+    def __init__(self, path: str, layout: Layout, rows: int) -> None:
+        self._tensors = _tensors(layout, rows)
+        self.offset = len(_header(self._tensors, 0))
+        self._memory = _mapped_file(path, self.offset + layout.nbytes(rows))
+        self._payload = memoryview(self._memory)[self.offset :]
+        self.arrays = [view(self._payload, leaf) for leaf in layout.leaves(rows)]
+
+    def finish(self) -> int:
+        """Write the header; returns the CRC-32 of the tensors' bytes."""
+        crc = zlib.crc32(self._payload)
+        memoryview(self._memory)[: self.offset] = _header(self._tensors, crc)
+        return crc
+
+
+def _mapped_file(path: str, nbytes: int) -> Any:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)  # a full disk is an error here, and not a SIGBUS later
+        return mapped(fd, 0, nbytes)
+    finally:
+        os.close(fd)
+
+
+def _tensors(layout: Layout, rows: int) -> dict[str, Any]:
+    return {
+        field.name: {
+            "dtype": SAFETENSORS_DTYPES[leaf.dtype],
+            "shape": leaf.shape,
+            "data_offsets": (leaf.offset, leaf.offset + leaf.nbytes),
+        }
+        for field, leaf in zip(layout.fields, layout.leaves(rows), strict=True)
+    }
+
+
+def _header(tensors: dict[str, Any], crc: int) -> bytes:
+    """Length and JSON, padded with spaces so that the tensors begin at a multiple of 4096, whatever the `crc`."""
+    text = msgspec.json.encode({"__metadata__": {"crc32": f"{crc:08x}"}, **tensors})
+    nbytes = aligned(_HEADER_LENGTH.size + len(text), _PAYLOAD_ALIGNMENT) - _HEADER_LENGTH.size
+    return _HEADER_LENGTH.pack(nbytes) + text.ljust(nbytes)
+
+
+def placed(arrays: Sequence[NDArray[Any]]) -> tuple[tuple[Leaf, ...], int]:
+    """A place for each array, one behind the other, and the bytes of all together."""
+    leaves: list[Leaf] = []
+    nbytes = 0
+    for array in arrays:
+        leaves.append(Leaf(array.dtype.name, array.shape, nbytes))
+        nbytes = aligned(nbytes + array.nbytes)
+    return tuple(leaves), nbytes

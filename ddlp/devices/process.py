@@ -1,0 +1,121 @@
+"""An agent as a child process: started, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from ddlp.devices.connection import Connection
+from ddlp.errors import DeviceLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddlp.memory import Slot
+
+END_S = 2.0  # that an agent has to end by itself, once the conversation is over
+# Workers are many: each uses one core, whatever libraries its samples need.
+_ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "OPENCV_FOR_THREADS_NUM",
+)
+
+
+class AgentProcess:
+    """One agent on this machine and the `connection` to it. Owed: `end`.
+
+    Made and used on the loop's thread: Linux ends the child when the *thread* that started it ends.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        fds: Sequence[int] = (),
+        *,
+        lease: Callable[[int], Slot] | None = None,
+        trusted: bool = False,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = _popen(arguments, (theirs.fileno(), *fds))
+        self.pid = self._process.pid
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.connection = Connection(f"{name} (process {self.pid})", lost=self._kill_soon, lease=lease, trusted=trusted)
+        self._kill: asyncio.TimerHandle | None = None
+        self._watch()
+
+    async def connect(self) -> None:
+        """Start the conversation."""
+        await self._loop.create_unix_connection(lambda: self.connection, sock=self.socket)
+
+    def end(self) -> asyncio.Future[None]:
+        """Hang up; what is returned is done when the process has ended, by itself or killed after END_S."""
+        self.connection.hang_up()
+        self._kill_soon()
+        return self.ended
+
+    def _kill_soon(self) -> None:
+        if self._kill is None and not self.ended.done():
+            self._kill = self._loop.call_later(END_S, self._process.kill)
+
+    def _watch(self) -> None:
+        """Have `_reap` called when the process has ended."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except OSError:  # an old kernel, or a sandbox that does not know the call
+            threading.Thread(target=self._wait, daemon=True, name=f"ddlp-wait-{self.pid}").start()
+        else:
+            self._loop.add_reader(pidfd, self._on_pidfd, pidfd)
+
+    def _on_pidfd(self, pidfd: int) -> None:
+        self._loop.remove_reader(pidfd)
+        os.close(pidfd)
+        self._reap()
+
+    def _wait(self) -> None:
+        self._process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._reap)
+
+    def _reap(self) -> None:
+        status = self._process.wait()  # returns at once
+        if self._kill is not None:
+            self._kill.cancel()
+        self.connection.lose(DeviceLost(f"{self.connection.name} {_describe(status)}"))
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+def _popen(arguments: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "ddlp.agent", f"--fd={fds[0]}", f"--parent={os.getpid()}", *arguments]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
+        env=_environment(),
+        process_group=0,  # Ctrl-C in a terminal goes to the host alone
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with our import path, so that a data set's module is found as it was here."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONPATH": path}
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit code {status}"
+    return f"was killed by {signal.Signals(-status).name}"
