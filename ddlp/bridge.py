@@ -26,7 +26,7 @@ import uvloop
 from ddlp.errors import BatchTimeout, ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
     from ddlp.engine import Delivered, Epoch
@@ -183,11 +183,9 @@ class Stream:
             self._finished = True
             self._wake_consumer()
 
-    def leftovers(self) -> Iterator[Delivered]:
-        """Take out the batches that the consumer has not taken."""
-        while self._mailbox:
-            with contextlib.suppress(IndexError):  # the consumer may take the last one at this very moment
-                yield self._mailbox.popleft()
+    def clear(self) -> None:
+        """Drop the batches that the consumer has not taken, and with them their memory."""
+        self._mailbox.clear()
 
     async def _put(self, batch: Delivered) -> None:
         self._mailbox.append(batch)
@@ -275,9 +273,10 @@ class Stream:
         return now
 
     def _pop(self) -> Delivered | None:
-        if not self._mailbox:
+        try:
+            batch = self._mailbox.popleft()
+        except IndexError:
             return None
-        batch = self._mailbox.popleft()
         if self._room is not None:
             self._thread.loop.call_soon_threadsafe(self._make_room)
         return batch

@@ -48,9 +48,14 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def view(memory: Any, leaf: Leaf) -> NDArray[Any]:
-    """The array of `leaf` in `memory` (an exporter of bytes), which it keeps alive; bfloat16 comes as uint16."""
-    dtype = "uint16" if leaf.dtype == "bfloat16" else leaf.dtype
+    """The array of `leaf` in `memory` (an exporter of bytes), which it keeps alive; bfloat16 comes as int16."""
+    dtype = "int16" if leaf.dtype == "bfloat16" else leaf.dtype
     return np.ndarray(leaf.shape, dtype, buffer=memory, offset=leaf.offset)
+
+
+def raw(memory: Any) -> memoryview:
+    """The bytes of `memory`, writable; they keep it alive. By way of numpy, for a memoryview cannot write to ctypes."""
+    return np.frombuffer(memory, np.uint8).data
 
 
 def aligned(nbytes: int, to: int = _ALIGNMENT) -> int:
@@ -111,7 +116,7 @@ class Slot:
     @property
     def memory(self) -> memoryview:
         """Its bytes, writable. Raises IllegalMove after the slot was handed over or recycled."""
-        return memoryview(self._exporter)
+        return raw(self._exporter)
 
     def arrays(self, leaves: Iterable[Leaf]) -> list[NDArray[Any]]:
         """Views of the leaves; they keep the memory. Raises IllegalMove after hand_over or recycling."""
@@ -180,6 +185,11 @@ class Arena:
             self._drop(self._free)
             self._uses.clear()
             self._close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its slots, used or free."""
+        return self.used_nbytes + self.free_nbytes
 
     @property
     def used_nbytes(self) -> int:

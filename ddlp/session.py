@@ -157,8 +157,7 @@ class Session:
 
     async def _end_epoch(self, epoch: Epoch, stream: Stream) -> None:
         self._rates = dict(epoch.rates)
-        for batch in stream.leftovers():
-            self.arena.recycle(batch.value)
+        stream.clear()
         # A device that did not answer in time may be stuck for ever: it does not get another epoch.
         stuck = {lost.device for lost in epoch.lost if isinstance(lost.cause.__cause__, BatchTimeout)}
         await close_devices([device for device in self._devices if device.name in stuck])
@@ -179,7 +178,7 @@ class Session:
             devices={device.name: device.statistics() for device in self._devices},
             lost=() if epoch is None else tuple(f"{lost.device}: {lost.cause}" for lost in epoch.lost),
             transports=self._carrier.reasons(),
-            host_bytes=self.arena.nbytes,
+            host_bytes=self.arena.used_nbytes + self.arena.free_nbytes,
         )
 
 

@@ -45,7 +45,7 @@ class Run:
         except BaseException as caught:
             error = caught
         finally:
-            list(self.stream.leftovers())
+            self.stream.clear()
             self.stream.finish(error)
             self.ended.set()
 

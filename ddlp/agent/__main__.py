@@ -41,6 +41,7 @@ def main() -> None:
         channel,
         functools.partial(_store, arguments),
         job=None if arguments.job is None else functools.partial(_handed_over, arguments.job, arguments.main),
+        worker=arguments.worker,
         slowdown=arguments.slowdown,
         faults=arguments.faults,
     )
@@ -58,12 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--fd", type=int, help="socket to the host, inherited; without it standard input and output")
     add("--parent", type=int, help="process id of the host; the agent ends when that process does")
     add("--cpus", type=_numbers, help="cores that it may use: 0,1")
-    add("--slowdown", type=float, help="behave like a device so many times slower than one core")
+    add("--slowdown", type=float, default=1.0, help="behave like a device so many times slower than one core")
     add("--faults", type=functools.partial(msgspec.json.decode, type=Faults), help="JSON of ddlp.agent.faults.Faults")
     add("--slots", type=int, help="memory file to write batches into, inherited; without it they become files")
     add("--folder", help="folder for the files, removed at the end; without it a new one")
     add("--store-bytes", type=int, help="bound on the bytes of all files")
     add("--job", type=_numbers, help="descriptor and size of a memory file that holds the preparation: 5,4096")
+    add("--worker", type=int, default=0, help="its number among the workers that share the job")
     add("--main", type=msgspec.json.decode, help="JSON that says how the host's main module is imported")
     return parser
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ddlp.agent.protocol import Decoder, Failed, HostMessage, encode
 from ddlp.errors import ProtocolError
@@ -25,7 +25,7 @@ class Channel:
     def __init__(self, reading: int, writing: int) -> None:
         self._reading = reading
         self._writing = writing
-        self._decoder = Decoder(HostMessage)
+        self._decoder: Decoder[HostMessage] = Decoder(HostMessage)
         self._poll = select.poll()
         self._poll.register(reading, select.POLLIN)
 
@@ -44,7 +44,7 @@ class Channel:
             raise HangUp from error
         if not data:
             raise HangUp
-        return [cast("HostMessage", message) for message in self._decoder.feed(data)]
+        return list(self._decoder.feed(data))
 
     def send(self, message: AgentMessage) -> None:
         """Send it, or a failure in place of an answer that is larger than a frame may be. Raises HangUp."""

@@ -23,7 +23,7 @@ answered too (Failed, "forgotten"), so that the host knows when the agent no lon
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -148,6 +148,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 HostMessage = Hello | Open | Begin | Make | Grant | Forget
 AgentMessage = Welcome | Opened | Made | Need | Failed
+Heard = TypeVar("Heard", HostMessage, AgentMessage)
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -160,14 +161,14 @@ def encode(message: HostMessage | AgentMessage) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Decoder:
+class Decoder(Generic[Heard]):
     """Cuts a byte stream into messages of `kinds` (HostMessage or AgentMessage)."""
 
-    def __init__(self, kinds: object) -> None:
-        self._decoder = msgspec.msgpack.Decoder(kinds)  # type: ignore[var-annotated]
+    def __init__(self, kinds: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Heard] = msgspec.msgpack.Decoder(kinds)
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[HostMessage | AgentMessage]:
+    def feed(self, data: bytes) -> Iterator[Heard]:
         """The messages that `data` completes. Raises ProtocolError on anything else; the stream is then unusable."""
         self._buffer += data
         start = 0
@@ -185,9 +186,8 @@ class Decoder:
         finally:
             del self._buffer[:start]
 
-    def _decode(self, body: bytes) -> HostMessage | AgentMessage:
+    def _decode(self, body: bytes) -> Heard:
         try:
-            message: HostMessage | AgentMessage = self._decoder.decode(body)
+            return self._decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ProtocolError(f"not a message: {error}") from error
-        return message

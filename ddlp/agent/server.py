@@ -11,7 +11,7 @@ import pickle
 import time
 import traceback
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ddlp.agent.protocol import HostMessage, Made
     from ddlp.agent.store import Store
     from ddlp.data.sampling import ListedPlan, Plan
+    from ddlp.types import Layout
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 _MAX_TRACEBACK = 20_000  # characters
@@ -44,7 +45,7 @@ class Pace:
     makes up for what it was late, as long as it always has work.
     """
 
-    def __init__(self, slowdown: float | None) -> None:
+    def __init__(self, slowdown: float) -> None:
         self._slowdown = slowdown
         self._deadline: float | None = None  # of the batch before; None after a time without work
 
@@ -54,18 +55,27 @@ class Pace:
 
     def due(self, started: float, cpu_s: float, factor: float) -> float:
         """When a batch begun at `started` is to be answered; `factor` slows it down further."""
-        if self._slowdown is None and factor == 1.0:
+        factor *= self._slowdown
+        if factor == 1.0:
             return started
         begun = started if self._deadline is None else self._deadline
-        self._deadline = begun + cpu_s * factor * (self._slowdown or 1.0)
+        self._deadline = begun + cpu_s * factor
         return self._deadline
+
+
+class Epoch(NamedTuple):
+    """What Begin sets up for every later Make."""
+
+    maker: Maker
+    layout: Layout | None
+    plan: Plan | ListedPlan
 
 
 class Server:
     """Serves one host until it hangs up.
 
-    `job` is the preparation that a parent process handed over, for Open(python=True); then failures bring the original
-    exception with them.
+    `job` loads the preparation that a parent process handed over, for Open(python=True); it may run a user's Python, so
+    whatever fails then is about the data, and the answer brings the original exception. `worker` is our number there.
     """
 
     def __init__(
@@ -74,12 +84,14 @@ class Server:
         make_store: Callable[[Callable[[int, int], Grant]], Store],
         *,
         job: Callable[[], Preparation] | None = None,
-        slowdown: float | None = None,
+        worker: int = 0,
+        slowdown: float = 1.0,
         faults: Faults | None = None,
     ) -> None:
         self._channel = channel
         self._store = make_store(self._grow)
         self._job = job
+        self._worker = worker
         self._pace = Pace(slowdown)
         self._faults = faults or Faults()
         self._inbox: deque[HostMessage] = deque()
@@ -87,7 +99,7 @@ class Server:
         self._forgotten: set[int] = set()  # tickets to be made, or being made, that nobody wants any more
         self._making = 0  # the ticket
         self._count = 0  # Makes so far
-        self._preparation: Preparation | None = None
+        self._opened: tuple[Maker, Layout | None] | None = None
         self._epoch: Epoch | None = None
 
     def serve(self) -> None:
@@ -159,8 +171,10 @@ class Server:
                 self._channel.send(Welcome(VERSION, os.getpid(), Maker.kernels()))
             case Open():
                 self._open(message)
-            case Begin() if self._preparation is not None:
-                self._epoch = Epoch(self._preparation, message.plan)
+            case Begin() if self._opened is not None:
+                maker, layout = self._opened
+                maker.begin(message.plan)
+                self._epoch = Epoch(maker, layout, message.plan)
             case Make() if self._epoch is not None:
                 self._answer(message, self._epoch)
             case _:
@@ -168,13 +182,12 @@ class Server:
 
     def _open(self, message: Open) -> None:
         try:
-            self._preparation = self._prepared(message)
-            self._maker = self._preparation.maker()
+            found = self._prepared(message)
+            self._opened = found.maker(self._worker), found.layout
         except Exception as error:
-            self._channel.send(failure(0, error, pickled=self._job is not None))
-            return
-        found = self._preparation
-        self._channel.send(Opened(found.samples, found.fingerprint, found.layout))
+            self._channel.send(self._failure(0, error))
+        else:
+            self._channel.send(Opened(found.samples, found.fingerprint, found.layout))
 
     def _prepared(self, message: Open) -> Preparation:
         if not message.python:
@@ -183,30 +196,30 @@ class Server:
             raise ProtocolError("Open(python=True), and no job was handed over at start")
         return self._job()
 
-    def _answer(self, ask: Make) -> None:
+    def _answer(self, ask: Make, epoch: Epoch) -> None:
         number, self._count = self._count, self._count + 1
         self._making = ask.ticket
         try:
-            answer: Made | Failed = self._make(ask, number)
+            answer: Made | Failed = self._make(ask, epoch, number)
         except HangUp:
             raise
         except _Forgotten:
             answer = Failed(ask.ticket, "forgotten", "given up by the host")
         except BaseException as error:  # SystemExit of a user's data set, too, is a bad sample and not the end
-            answer = failure(ask.ticket, error, pickled=self._job is not None)
+            answer = self._failure(ask.ticket, error)
         self._forgotten.discard(ask.ticket)
         self._making = 0
         for _ in range(self._faults.answers(number)):
             self._channel.send(answer)
 
-    def _make(self, ask: Make, number: int) -> Made:
+    def _make(self, ask: Make, epoch: Epoch, number: int) -> Made:
         """Make it, wait until it is due, publish it."""
         if number in self._faults.stall_at:
             self._stall(self._faults.stall_s)
         self._check_wanted()
         started, cpu = time.monotonic(), time.process_time()
         self._faults.check_room(number)
-        made = self._store.make(ask, self._maker, self._preparation.layout, self._plan.rows(ask.index), self._check)
+        made = self._store.make(ask, epoch, self._check)
         cpu_s = time.process_time() - cpu
         self._faults.crash(number)
         try:
@@ -226,31 +239,29 @@ class Server:
             self._check_wanted()
         return self._grant
 
+    def _failure(self, ticket: int, error: BaseException) -> Failed:
+        message, sample_id, path, original = f"{type(error).__name__}: {error}", None, None, error
+        if isinstance(error, SampleError):
+            message, sample_id, path = str(error.args[0]), error.sample_id, error.path
+            original = error.__cause__ or error
+        return Failed(
+            ticket,
+            self._kind(error),
+            message,
+            sample_id,
+            path,
+            traceback="".join(traceback.format_exception(error))[-_MAX_TRACEBACK:],
+            exception=None if self._job is None else _pickled(original),
+        )
 
-def failure(ticket: int, error: BaseException, *, pickled: bool) -> Failed:
-    """What to answer when `error` came out of a ticket."""
-    original = error.__cause__ if isinstance(error, SampleError) and error.__cause__ is not None else error
-    return Failed(
-        ticket,
-        _kind(error),
-        str(error.args[0]) if isinstance(error, SampleError) else f"{type(error).__name__}: {error}",
-        sample_id=getattr(error, "sample_id", None),
-        path=getattr(error, "path", None),
-        traceback="".join(traceback.format_exception(error))[-_MAX_TRACEBACK:],
-        exception=_pickled(original) if pickled else None,
-    )
-
-
-def _kind(error: BaseException) -> Literal["data", "full", "device"]:
-    if isinstance(error, DataError):
-        return "data"
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
-        return "full"
-    return "device"
+    def _kind(self, error: BaseException) -> Literal["data", "full", "device"]:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
+            return "full"
+        return "data" if isinstance(error, DataError) or self._job is not None else "device"
 
 
 def _pickled(error: BaseException) -> bytes | None:
     try:
         return pickle.dumps(error)
-    except Exception:
+    except Exception:  # the traceback still tells
         return None

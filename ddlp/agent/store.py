@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import mmap
 import os
 import shutil
 import struct
@@ -18,7 +17,7 @@ import msgspec
 
 from ddlp.agent.protocol import Made
 from ddlp.errors import DataError
-from ddlp.memory import aligned, mapped, view
+from ddlp.memory import aligned, mapped, raw, view
 from ddlp.types import Leaf
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ddlp.agent.protocol import Grant, Make
-    from ddlp.data.maker import Maker
+    from ddlp.agent.server import Epoch
     from ddlp.types import Layout
 
 # Names of dtypes in safetensors files.
@@ -46,26 +45,29 @@ class Store(ABC):
     """`make` a batch, then `publish` it; `remove` it, or all of them with `close`."""
 
     @abstractmethod
-    def make(self, ask: Make, maker: Maker, layout: Layout | None, rows: int, check: Callable[[], None]) -> Made:
-        """Make rows `ask.lo`..`ask.hi` of a batch of `rows`. When anything is raised, nothing of it is left.
+    def make(self, ask: Make, epoch: Epoch, check: Callable[[], None]) -> Made:
+        """Make what is asked for. When anything is raised, also by `check`, nothing of it is left.
 
         Raises:
             SampleError, DataError: by the maker.
             OSError: with ENOSPC, when there is no room.
         """
 
+    @abstractmethod
     def publish(self, made: Made) -> None:
         """From now on the host may use it."""
 
+    @abstractmethod
     def remove(self, ticket: int) -> None:
         """Forget a batch, if it is here."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Forget everything."""
+        """Forget everything. Twice is fine."""
 
 
 class SlotStore(Store):
-    """Writes in place into the memory file `fd` of the host; what was written there is the host's.
+    """Writes in place into the memory file `fd` of the host; nothing that was written there is ours to keep or remove.
 
     `grow(ticket, nbytes)` asks the host for a larger place, for batches without a fixed form.
     """
@@ -74,22 +76,31 @@ class SlotStore(Store):
         self._mapped = functools.lru_cache(_MAPPINGS)(functools.partial(mapped, fd))
         self._grow = grow
 
-    def make(self, ask: Make, maker: Maker, layout: Layout | None, rows: int, check: Callable[[], None]) -> Made:
-        if layout is None:
-            return self._collect(ask, maker, check)
+    def make(self, ask: Make, epoch: Epoch, check: Callable[[], None]) -> Made:
+        if epoch.layout is None:
+            return self._collect(ask, epoch, check)
         memory = self._mapped(ask.offset, ask.capacity)
-        out = [view(memory, leaf)[ask.lo : ask.hi] for leaf in layout.leaves(rows)]
-        maker.make(ask.index, ask.lo, ask.hi, out, check)
-        return Made(ask.ticket, layout.nbytes(ask.hi - ask.lo))
+        out = [view(memory, leaf)[ask.lo : ask.hi] for leaf in epoch.layout.leaves(epoch.plan.rows(ask.index))]
+        epoch.maker.make(ask.index, ask.lo, ask.hi, out, check)
+        return Made(ask.ticket, epoch.layout.nbytes(ask.hi - ask.lo))
 
-    def _collect(self, ask: Make, maker: Maker, check: Callable[[], None]) -> Made:
-        arrays, skeleton = maker.collect(ask.index, ask.lo, ask.hi, check)
+    def _collect(self, ask: Make, epoch: Epoch, check: Callable[[], None]) -> Made:
+        arrays, skeleton = epoch.maker.collect(ask.index, ask.lo, ask.hi, check)
         leaves, nbytes = placed(arrays)
         place = ask if nbytes <= ask.capacity else self._grow(ask.ticket, nbytes)
         memory = self._mapped(place.offset, place.capacity)
         for leaf, array in zip(leaves, arrays, strict=True):
             view(memory, leaf)[...] = array
         return Made(ask.ticket, nbytes, leaves=leaves, skeleton=skeleton)
+
+    def publish(self, made: Made) -> None:
+        pass
+
+    def remove(self, ticket: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class FileStore(Store):
@@ -103,19 +114,21 @@ class FileStore(Store):
         self._nbytes = nbytes
         self._held: dict[int, int] = {}  # ticket -> bytes
 
-    def make(self, ask: Make, maker: Maker, layout: Layout | None, rows: int, check: Callable[[], None]) -> Made:
-        if layout is None:
+    def make(self, ask: Make, epoch: Epoch, check: Callable[[], None]) -> Made:
+        if epoch.layout is None:
             raise DataError("batches without a fixed form cannot be written to files")
-        self._check_room(layout.nbytes(rows))
-        self._held[ask.ticket] = layout.nbytes(rows)
+        rows = ask.hi - ask.lo
+        nbytes = epoch.layout.nbytes(rows)
+        self._check_room(nbytes)
+        self._held[ask.ticket] = nbytes
         try:
-            file = _BatchFile(self._partial(ask.ticket), layout, rows)
-            maker.make(ask.index, ask.lo, ask.hi, file.arrays, check)
+            file = _BatchFile(self._partial(ask.ticket), epoch.layout, rows)
+            epoch.maker.make(ask.index, ask.lo, ask.hi, file.arrays, check)
             crc = file.finish()
         except BaseException:
             self.remove(ask.ticket)
             raise
-        return Made(ask.ticket, layout.nbytes(rows), path=self._path(ask.ticket), offset=file.offset, crc=crc)
+        return Made(ask.ticket, nbytes, path=self._path(ask.ticket), offset=file.offset, crc=crc)
 
     def publish(self, made: Made) -> None:
         os.rename(self._partial(made.ticket), made.path)
@@ -151,14 +164,14 @@ class _BatchFile:
     def __init__(self, path: str, layout: Layout, rows: int) -> None:
         self._tensors = _tensors(layout, rows)
         self.offset = len(_header(self._tensors, 0))
-        self._memory = _mapped_file(path, self.offset + layout.nbytes(rows))
-        self._payload = memoryview(self._memory)[self.offset :]
+        self._bytes = raw(_mapped_file(path, self.offset + layout.nbytes(rows)))
+        self._payload = self._bytes[self.offset :]
         self.arrays = [view(self._payload, leaf) for leaf in layout.leaves(rows)]
 
     def finish(self) -> int:
         """Write the header; returns the CRC-32 of the tensors' bytes."""
         crc = zlib.crc32(self._payload)
-        memoryview(self._memory)[: self.offset] = _header(self._tensors, crc)
+        self._bytes[: self.offset] = _header(self._tensors, crc)
         return crc
 
 

@@ -82,7 +82,7 @@ class ArrayDataset(Source):
 def _source(array: ArrayLike | str | os.PathLike[str]) -> NDArray[Any] | str:
     if isinstance(array, (str, os.PathLike)):
         return os.path.abspath(array)
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")
 
 
 def _mapped(path: str) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Samples of any structure -> one batch of the same structure, as torch's `default_collate` builds it.
 
 Arrays and numbers become numpy arrays here and tensors when the batch is unpacked, so that no torch is needed where no
-sample holds a tensor. One difference is meant: a tuple becomes a tuple, not a list.
+sample holds a tensor. Two differences are meant: a tuple becomes a tuple, not a list, and strings a list everywhere.
 """
 
 from __future__ import annotations

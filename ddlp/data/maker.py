@@ -12,7 +12,7 @@ from ddlp.data.base import Source, digest
 from ddlp.data.collate import collate
 from ddlp.data.layout import check_arguments, form_and_layout
 from ddlp.data.ops import Map
-from ddlp.data.python import pack, seed_generators
+from ddlp.data.python import pack, seed_generators, why_unpicklable
 from ddlp.data.recipe import Recipe
 from ddlp.data.rows import ArrayRows, ImageRows, RawRows, Rows, sample_error, samples_of
 from ddlp.data.sampling import Plan
@@ -152,12 +152,12 @@ class Maker:
         ids = plan.ids(index, lo, hi).tolist()
         samples = [self._sample(plan, id_, check) for id_ in ids]
         collate_fn = self._preparation.collate_fn
-        if collate_fn is None:
-            return pack(collate(samples, ids), keep_numpy=False)
+        batch = collate(samples, ids) if collate_fn is None else _called(collate_fn, samples, ids)
         try:
-            return pack(collate_fn(samples), keep_numpy=True)
+            return pack(batch, keep_numpy=collate_fn is not None)
         except Exception as error:
-            raise DataError(f"collate_fn, for samples {ids}: {type(error).__name__}: {error}") from error
+            culprit = why_unpicklable(batch, "batch")
+            raise DataError(f"the batch of samples {ids} cannot leave its process: {culprit or error}") from error
 
     @staticmethod
     def kernels() -> dict[str, str]:
@@ -175,6 +175,13 @@ class Maker:
             return self._preparation.dataset[id_]
         except Exception as error:
             raise sample_error(error, id_, None) from error
+
+
+def _called(collate_fn: Callable[[list[Any]], Any], samples: list[Any], ids: list[int]) -> Any:
+    try:
+        return collate_fn(samples)
+    except Exception as error:
+        raise DataError(f"collate_fn, for samples {ids}: {type(error).__name__}: {error}") from error
 
 
 def _fingerprint(dataset: Any, recipe: Recipe | None) -> str:

@@ -17,7 +17,7 @@ from ddlp.data.python import seed_generators
 from ddlp.errors import DataError, SampleError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Arrays: TypeAlias = Sequence[NDArray[Any]]
     Check: TypeAlias = Callable[[], None]
 
-_CHUNK_NBYTES = 1 << 20  # of source pixels: temporaries stay in the cache, and `check` is called often enough
+_GROUP_NBYTES = 1 << 20  # of source rows: temporaries stay in the cache, and `check` is called often enough
 
 
 class Rows(ABC):
@@ -50,12 +50,10 @@ class RawRows(Rows):
         self._arrays = [np.asarray(array) for array in arrays]
 
     def fill(self, plan: Plan | ListedPlan, ids: NDArray[np.int64], out: Arrays, check: Check) -> None:
-        check()
         for array, target in zip(self._arrays, out, strict=True):
-            if array.flags.c_contiguous and array.dtype == target.dtype:
-                np.take(array, ids, axis=0, out=target, mode="clip")  # "raise" would copy through a buffer
-            else:
-                target[...] = array[ids]
+            for group in _groups(len(ids), array):
+                check()
+                _take(array, ids[group], target[group])
 
 
 class ArrayRows(Rows):
@@ -66,12 +64,10 @@ class ArrayRows(Rows):
         self._rest = RawRows(arrays[1:])
         self._recipe = recipe
         self._mapped = recipe.mapped(form)
-        self._chunk = max(1, _CHUNK_NBYTES // max(1, self._images[:1].nbytes))
 
     def fill(self, plan: Plan | ListedPlan, ids: NDArray[np.int64], out: Arrays, check: Check) -> None:
-        for first in range(0, len(ids), self._chunk):
+        for group in _groups(len(ids), self._images):
             check()
-            group = slice(first, first + self._chunk)
             self._fill_images(plan, ids[group], out[0][group])
         self._rest.fill(plan, ids, out[1:], check)
 
@@ -179,8 +175,23 @@ class ImageRows(Rows):
         return decode.pixels_of(image, view)
 
 
+def _groups(rows: int, array: NDArray[Any]) -> Iterator[slice]:
+    """Cut `rows` rows of `array` into groups of about _GROUP_NBYTES."""
+    length = max(1, _GROUP_NBYTES // max(1, array[:1].nbytes))
+    return (slice(first, first + length) for first in range(0, rows, length))
+
+
+def _take(array: NDArray[Any], ids: NDArray[np.int64], out: NDArray[Any]) -> None:
+    if array.flags.c_contiguous and array.dtype == out.dtype:
+        np.take(array, ids, axis=0, out=out, mode="clip")  # "raise" would copy through a buffer; the ids are checked
+    else:
+        out[...] = array[ids]
+
+
 def _mapped(maps: list[Map], pixels: NDArray[Any], form: Form) -> NDArray[Any]:
     """What the functions make of one sample. Raises DataError where that is not of the form that was declared."""
+    if maps:
+        pixels = np.array(pixels, order="C")  # the user's own: writable, and in the order that is promised
     for op in maps:
         pixels = np.asarray(op.function(pixels))
     found, declared = (pixels.shape, pixels.dtype.name), ((form.height, form.width, form.channels), form.dtype)
@@ -210,7 +221,9 @@ def _cut_out(recipe: Recipe, uniforms: list[Uniforms], out: NDArray[Any]) -> Non
 
 
 def sample_error(error: Exception, id_: int, path: str | None) -> SampleError:
-    """The error of sample `id_` that `error` stands for; only its own errors speak for themselves."""
+    """The error of sample `id_` that `error` stands for."""
+    if isinstance(error, SampleError):
+        return SampleError(error.args[0], id_, path or error.path)
     message = str(error) if isinstance(error, (DataError, UsageError)) else f"{type(error).__name__}: {error}"
     return SampleError(message, id_, path)
 

@@ -8,6 +8,7 @@ A driver implements the underscored methods; the public ones check and translate
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,7 +42,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     kernels: dict[str, str] = {}
 
 
-class Job(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Job:
     """What a device needs to know for one epoch.
 
     preparation  data set, recipe and layout, the same for every epoch of a loader
@@ -54,6 +56,14 @@ class Job(msgspec.Struct, frozen=True):
     plan: Plan | ListedPlan
     arena: Arena
     timeout_s: float = 60.0
+
+
+class FilePlace(msgspec.Struct, frozen=True):
+    """The `place` of a batch in a file: its bytes begin at `offset` of `path` and have the CRC-32 `crc`."""
+
+    path: str
+    offset: int
+    crc: int
 
 
 class DeviceStatistics(msgspec.Struct, frozen=True):
@@ -105,6 +115,8 @@ class Device(ABC):
         """
         self._check_open()
         ref: BatchRef = await self._translated(self._preprocess(claim), DeviceLost)
+        if ref.claim != claim:
+            raise DeviceLost(f"{self.name} cannot be trusted: asked for {claim}, it answered with {ref.claim}")
         return ref
 
     def discard(self, ref: BatchRef) -> None:

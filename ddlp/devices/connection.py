@@ -72,10 +72,11 @@ class Connection(asyncio.Protocol):
         self._lost = lost
         self._trusted = trusted
         self._transport: asyncio.Transport | None = None
-        self._decoder = Decoder(AgentMessage)
+        self._decoder: Decoder[AgentMessage] = Decoder(AgentMessage)
         self._tickets = itertools.count(1)
         self._asks: dict[int, Ask] = {}  # by ticket, and so in the order in which they were asked
-        self._why_lost: DdlpError | None = None
+        self._plan: Plan | ListedPlan | None = None  # the last that the agent was told
+        self.why_lost: DdlpError | None = None
         loop = asyncio.get_running_loop()
         self._welcome: asyncio.Future[Welcome] = loop.create_future()
         self._opened: asyncio.Future[Opened] = loop.create_future()
@@ -83,34 +84,37 @@ class Connection(asyncio.Protocol):
     # --- asking ------------------------------------------------------------------------------------------------------
 
     @property
+    def is_open(self) -> bool:
+        """Whether the agent has said that it opened the data set."""
+        return self._opened.done() and self.why_lost is None
+
+    @property
     def busy(self) -> int:
         """How many Makes it has not answered."""
         return len(self._asks)
 
-    @property
-    def alive(self) -> bool:
-        return self._why_lost is None
+    def greet(self, message: Open) -> None:
+        """Introduce ourselves, and have the agent open the data set."""
+        self._send(Hello(VERSION))
+        self._send(message)
 
-    async def hello(self, message: Open) -> tuple[Welcome, Opened]:
-        """Greet the agent and have it open the data set.
+    async def opened(self) -> tuple[Welcome, Opened]:
+        """What the agent answered to `greet`.
 
         Raises:
             DataError: the agent cannot use the data set.
             DeviceLost: it ended, or speaks another version of the protocol.
         """
-        self._send(Hello(VERSION))
-        self._send(message)
-        welcome = await self._welcome
+        welcome = await asyncio.shield(self._welcome)
         if welcome.version != VERSION:
             raise DeviceLost(f"{self.name}: the agent speaks version {welcome.version} of the protocol, not {VERSION}")
-        return welcome, await self._opened
+        return welcome, await asyncio.shield(self._opened)
 
-    def begin(self, plan: Plan | ListedPlan) -> None:
-        """From now on indices are those of `plan`."""
-        self._send(Begin(plan))
-
-    def make(self, index: int, lo: int, hi: int, slot: Slot | None) -> Ask:
-        """Ask for rows lo..hi of a batch, in its place in `slot`."""
+    def make(self, plan: Plan | ListedPlan, index: int, lo: int, hi: int, slot: Slot | None) -> Ask:
+        """Ask for rows lo..hi of batch `index` of `plan`, in its place in `slot`."""
+        if plan is not self._plan:
+            self._plan = plan
+            self._send(Begin(plan))
         ask = Ask(next(self._tickets), slot)
         self._asks[ask.ticket] = ask
         offset, capacity = (0, 0) if slot is None else (slot.offset, slot.capacity)
@@ -124,18 +128,21 @@ class Connection(asyncio.Protocol):
 
     def lose(self, error: DdlpError) -> None:
         """The agent is gone: whatever is asked of it fails with `error`. Only the first call counts."""
-        if self._why_lost is not None:
+        if self.why_lost is not None:
             return
-        self._why_lost = error
+        self.why_lost = error
         self.hang_up()
-        for future in (self._welcome, self._opened, *(ask.answer for ask in self._asks.values())):
-            _fail(future, error)
-        self._asks.clear()
+        _fail(self._welcome, error)
+        _fail(self._opened, error)
+        asks, self._asks = self._asks, {}
+        for ask in asks.values():
+            _fail(ask.answer, error)
 
     def hang_up(self) -> None:
         """Close our end, so that the agent ends."""
         if self._transport is not None:
             self._transport.abort()
+            self._transport = None
 
     def _send(self, message: HostMessage) -> None:
         if self._transport is not None:
@@ -153,7 +160,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message in self._decoder.feed(data):
-                self._hear(cast("AgentMessage", message))
+                self._hear(message)
         except ProtocolError as error:
             self.lose(DeviceLost(f"{self.name}: {error}"))
 

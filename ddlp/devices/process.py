@@ -18,6 +18,8 @@ from ddlp.errors import DeviceLost
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddlp.agent.protocol import Open
+    from ddlp.errors import DdlpError
     from ddlp.memory import Slot
 
 END_S = 2.0  # that an agent has to end by itself, once the conversation is over
@@ -32,14 +34,18 @@ _ONE_THREAD = (
 
 
 class AgentProcess:
-    """One agent on this machine and the `connection` to it. Owed: `end`.
+    """Agent `number` of the device `name`, on this machine, and the `connection` to it. Owed: `end`.
 
     Made and used on the loop's thread: Linux ends the child when the *thread* that started it ends.
+
+    Raises:
+        OSError: the process cannot be started.
     """
 
     def __init__(
         self,
         name: str,
+        number: int,
         arguments: Sequence[str],
         fds: Sequence[int] = (),
         *,
@@ -47,24 +53,43 @@ class AgentProcess:
         trusted: bool = False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = _popen(arguments, (theirs.fileno(), *fds))
-        self.pid = self._process.pid
+        self._process, self._socket = _started(arguments, fds)
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self.connection = Connection(f"{name} (process {self.pid})", lost=self._kill_soon, lease=lease, trusted=trusted)
+        self._connected = False
         self._kill: asyncio.TimerHandle | None = None
+        self.number = number
+        self._owner = os.getpid()
         self._watch()
 
-    async def connect(self) -> None:
-        """Start the conversation."""
-        await self._loop.create_unix_connection(lambda: self.connection, sock=self.socket)
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
-    def end(self) -> asyncio.Future[None]:
-        """Hang up; what is returned is done when the process has ended, by itself or killed after END_S."""
-        self.connection.hang_up()
+    async def connect(self, message: Open) -> None:
+        """Start the conversation with `message`; then await `connection.opened()`."""
+        self._connected = True  # the loop owns the socket
+        await self._loop.create_unix_connection(lambda: self.connection, sock=self._socket)
+        self.connection.greet(message)
+
+    def end(self, why: DdlpError) -> asyncio.Future[None]:
+        """Hang up: whatever is asked of it fails with `why`.
+
+        What is returned is done when the process has ended, by itself or killed after END_S.
+        """
+        self.connection.lose(why)
+        self.hang_up()
         self._kill_soon()
         return self.ended
+
+    def hang_up(self) -> None:
+        """Hang up, from whatever thread, even while no loop runs; not in a process forked from ours.
+
+        Unlike closing our end it also works while such a process has a copy of it.
+        """
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _kill_soon(self) -> None:
         if self._kill is None and not self.ended.done():
@@ -94,11 +119,25 @@ class AgentProcess:
         if self._kill is not None:
             self._kill.cancel()
         self.connection.lose(DeviceLost(f"{self.connection.name} {_describe(status)}"))
+        if not self._connected:
+            self._socket.close()
         if not self.ended.done():
             self.ended.set_result(None)
 
 
+def _started(arguments: Sequence[str], fds: Sequence[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The process, and our end of the socket between us."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            return _popen(arguments, (theirs.fileno(), *fds)), ours
+        except BaseException:
+            ours.close()
+            raise
+
+
 def _popen(arguments: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    """Start an agent that inherits `fds`, the first of which is its socket."""
     command = [sys.executable, "-P", "-m", "ddlp.agent", f"--fd={fds[0]}", f"--parent={os.getpid()}", *arguments]
     return subprocess.Popen(
         command,
@@ -118,4 +157,5 @@ def _environment() -> dict[str, str]:
 def _describe(status: int) -> str:
     if status >= 0:
         return f"ended with exit code {status}"
-    return f"was killed by {signal.Signals(-status).name}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by {names.get(-status, f'signal {-status}')}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
+from ddlp.types import HEAD, TAIL
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
@@ -74,3 +76,15 @@ class Policy(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def paces(rates: Mapping[Side, Rates]) -> tuple[float, float, float]:
+    """(tau, s, rho) in seconds per batch: fed by the head, made by the tail, a tail batch on the accelerator.
+
+    Before any tail batch was used, rho is taken to be what a head batch costs the accelerator.
+    """
+    head, tail = rates[HEAD], rates[TAIL]
+    step = head.step_s or 0.0
+    tau = max(head.make_s or 0.0, step)
+    rho = step if tail.step_s is None else tail.step_s
+    return tau, tail.make_s or 0.0, rho

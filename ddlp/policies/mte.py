@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddlp.errors import UsageError
-from ddlp.policies.base import Policy
+from ddlp.policies.base import Policy, paces
 from ddlp.types import HEAD, TAIL
 
 if TYPE_CHECKING:
@@ -92,18 +92,6 @@ class MTE(Policy):
         return f"MTE(calibration_batches={self.calibration_batches}, split={self.split!r}, fit_store={self.fit_store})"
 
 
-def paces(rates: Mapping[Side, Rates]) -> tuple[float, float, float]:
-    """(tau, s, rho) in seconds per batch: fed by the head, made by the tail, a tail batch on the accelerator.
-
-    Before any tail batch was used, rho is taken to be what a head batch costs the accelerator.
-    """
-    head, tail = rates[HEAD], rates[TAIL]
-    step = head.step_s or 0.0
-    tau = max(head.make_s or 0.0, step)
-    rho = step if tail.step_s is None else tail.step_s
-    return tau, tail.make_s or 0.0, rho
-
-
 def balanced_tail(n: int, tau: float, s: float, rho: float) -> int:
     """The tail's batches with the least predicted epoch time.
 
@@ -112,5 +100,5 @@ def balanced_tail(n: int, tau: float, s: float, rho: float) -> int:
     """
     if rho >= tau:
         return 0
-    share = n * tau / (s + tau - rho)
-    return min((int(share), int(share) + 1), key=lambda k: max((n - k) * tau + k * rho, k * s) if k <= n else 1e300)
+    share = n if s <= rho else int(n * tau / (s + tau - rho))
+    return min((share, min(share + 1, n)), key=lambda k: max((n - k) * tau + k * rho, k * s))

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddlp.errors import UsageError
-from ddlp.policies.base import Policy
-from ddlp.policies.mte import paces
+from ddlp.policies.base import Policy, paces
 from ddlp.types import HEAD, TAIL
 
 if TYPE_CHECKING:

@@ -55,8 +55,8 @@ class ScriptedDevice(Device):
     workers        batches that it works on at the same time
     faults         what goes wrong, by the number of the `preprocess` call, counted from 0 over the device's life
 
-    What it did is in `calls` (claims, in order), `made`, `discarded`, `stored` (by ticket) and `most_stored`; what was
-    done to it against the contract is in `violations`.
+    What it did is in `calls` (claims, in order), `made`, `discarded`, `stored` (by ticket), `most_stored` and `raised`;
+    what was done to it against the contract is in `violations`.
     """
 
     def __init__(
@@ -68,29 +68,25 @@ class ScriptedDevice(Device):
         store_batches: int | None = None,
         workers: int = 1,
         faults: Mapping[int, Fault] | None = None,
-        batch_nbytes: int = 1,
         name: str | None = None,
     ) -> None:
         super().__init__()
         self.name = f"scripted-{side.name.lower()}" if name is None else name
-        self._capabilities = Capabilities(
-            side, depth, store_bytes=None if store_batches is None else store_batches * batch_nbytes, lands="file"
-        )
+        self._capabilities = Capabilities(side, depth, store_batches=store_batches)
         self._make_s = make_s
         self._store_batches = store_batches
         self._workers = workers
         self._faults = dict(faults or {})
-        self._batch_nbytes = batch_nbytes
         self._busy = asyncio.Semaphore(workers)
         self._gone: Exception | None = None
         self._in_flight: set[asyncio.Future[None]] = set()
-        self._failed = 0
         self.opened = 0
         self.calls: list[Claim] = []
         self.made: list[Claim] = []
         self.discarded: list[Claim] = []
         self.stored: dict[int, BatchRef] = {}
         self.most_stored = 0
+        self.raised: list[Exception] = []
         self.violations: list[str] = []
 
     @property
@@ -98,7 +94,7 @@ class ScriptedDevice(Device):
         return self._capabilities
 
     def statistics(self) -> DeviceStatistics:
-        return DeviceStatistics(made=len(self.made), failed=self._failed, nbytes=len(self.made) * self._batch_nbytes)
+        return DeviceStatistics(made=len(self.made), failed=len(self.raised), nbytes=len(self.made))
 
     def holds(self, ref: BatchRef) -> bool:
         """Whether the batch is in its store."""
@@ -119,11 +115,15 @@ class ScriptedDevice(Device):
         self.calls.append(claim)
         fault = self._faults.get(number)
         made_s = self._seconds(number, fault)
-        if made_s > 0:
-            async with self._busy:
-                await self._work(made_s)
-        self._strike(fault, claim)
-        return self._keep(claim, made_s)
+        try:
+            if made_s > 0:
+                async with self._busy:
+                    await self._work(made_s)
+            self._strike(fault, claim)
+            return self._keep(claim, made_s)
+        except Exception as error:
+            self.raised.append(error)
+            raise
 
     def _seconds(self, number: int, fault: Fault | None) -> float:
         if fault is Fault.STALL:
@@ -149,7 +149,6 @@ class ScriptedDevice(Device):
             self.lose()
         self._check_there()
         if fault in _RAISES:
-            self._failed += 1
             raise _RAISES[fault](f"{self.name}: {claim} fails by the script")
 
     def _vanish(self, why: Exception) -> None:
@@ -165,10 +164,9 @@ class ScriptedDevice(Device):
 
     def _keep(self, claim: Claim, made_s: float) -> BatchRef:
         if self._store_batches is not None and len(self.stored) >= self._store_batches:
-            self._failed += 1
             self.violations.append(f"{claim} was asked for while the store held {len(self.stored)} batches")
             raise StoreFull(f"{self.name}: the store holds {len(self.stored)} batches; no room for {claim}")
-        ref = BatchRef(claim, self.name, self, (), self._batch_nbytes, made_s=made_s)
+        ref = BatchRef(claim, self.name, place=self, leaves=(), nbytes=1, made_s=made_s)
         self.stored[claim.ticket] = ref
         self.most_stored = max(self.most_stored, len(self.stored))
         self.made.append(claim)

@@ -14,7 +14,7 @@ from ddlp.queue import DualEndedQueue
 from ddlp.testing import theory
 from ddlp.testing.scripted import AT_ONCE, NO_JOB, Pair, ScriptedAccelerator, ScriptedCarry, ScriptedDevice
 from ddlp.testing.virtual import run_virtual
-from ddlp.types import HEAD, TAIL, Claim, Rates, Side
+from ddlp.types import HEAD, TAIL, Claim, Order, Rates, Side
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -28,15 +28,19 @@ class Rehearsal(msgspec.Struct, frozen=True):
     """What one epoch came to.
 
     order    the claims as the accelerator used them
+    record   the order as the engine gives it, for `Replay`
     seconds  from the first claim until the last batch was settled
     wait_s   that the accelerator had nothing to do before its last batch
     rates    what the engine measured, for the next epoch
+    takeovers  batches that a device finished because the one that had them was too late
     """
 
     order: tuple[Claim, ...]
+    record: Order
     seconds: float
     wait_s: float
     rates: Mapping[Side, Rates]
+    takeovers: int
 
     @property
     def indices(self) -> list[int]:
@@ -72,7 +76,9 @@ async def rehearse(
         await epoch.run(accelerator.deliver)
     finally:
         accelerator.stop()
-    return Rehearsal(tuple(accelerator.order), loop.time() - begun, accelerator.wait_s, epoch.rates)
+    return Rehearsal(
+        tuple(accelerator.order), epoch.order, loop.time() - begun, accelerator.wait_s, epoch.rates, epoch.takeovers
+    )
 
 
 class Simulation(msgspec.Struct, frozen=True):
@@ -97,19 +103,6 @@ class Simulation(msgspec.Struct, frozen=True):
     shared_s: float
     proportional_s: float
     bound_s: float
-
-    def __str__(self) -> str:
-        last = self.epoch_s[-1]
-        return "\n".join(
-            [
-                f"{self.policy}: {last:.6g} s, {self.cpu_only_s / last:.3f} times as fast as the CPU alone",
-                f"  head {self.head}, tail {self.tail}; the accelerator waited {self.wait_s:.6g} s",
-                f"  order {self.order_digest}; epochs {', '.join(f'{seconds:.6g}' for seconds in self.epoch_s)} s",
-                f"  closed forms: CPU alone {self.cpu_only_s:.6g} s, MTE proportional {self.proportional_s:.6g} s,",
-                f"    MTE balanced and WRR {self.shared_s:.6g} s when the CPU rests during tail steps (it need not);",
-                f"  lower bound for any policy: {self.bound_s:.6g} s",
-            ]
-        )
 
 
 def simulate(

@@ -73,6 +73,7 @@ class VirtualLoop(BaseEventLoop):
         super().__init__()
         self._selector: Any = _Clock(self)
         self._now = 0.0
+        self._clock_resolution = math.ulp(0.0)
         self._limit = math.inf if max_seconds is None else max_seconds
         self._max_turns = math.inf if max_turns is None else max_turns
         self._on_turn = on_turn
@@ -122,6 +123,7 @@ class VirtualLoop(BaseEventLoop):
     add_signal_handler = _refused("a signal")
     create_connection = _refused("a connection")
     create_unix_connection = _refused("a connection")
+    create_datagram_endpoint = _refused("a connection")
     create_server = _refused("a server")
     create_unix_server = _refused("a server")
     connect_read_pipe = _refused("a pipe")
@@ -172,7 +174,8 @@ def _cancel_all(loop: VirtualLoop) -> None:
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel("the virtual loop ends")
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True)) if tasks else None
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks))
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()

@@ -1,0 +1,64 @@
+"""Data sets that several tests share, and the watch over what a test leaves behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import uvloop
+from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def write_images(folder: Path, count: int, *, classes: int = 4, seed: int = 0, size: tuple[int, int] = (48, 36)) -> Path:
+    """`count` small JPEG files of smooth noise, all different, in ImageFolder layout."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        coarse = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        where = folder / f"class{number % classes}"
+        where.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(where / f"{number:05}.jpg", quality=90)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 small JPEG files in 4 classes."""
+    return write_images(tmp_path_factory.mktemp("small"), 60)
+
+
+def processes() -> set[int]:
+    """Children of this process, however deep."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
+
+
+def descriptors() -> set[str]:
+    """What the open file descriptors of this process refer to."""
+    names = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            names.add(f"{entry.name}: {os.readlink(entry)}")
+        except OSError:
+            continue
+    return names
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """No process, thread of ours, file descriptor or shared-memory file may outlive the test."""
+    uvloop.new_event_loop().close()  # libuv keeps one pipe per process, from the first loop on
+    before = processes(), descriptors(), set(os.listdir("/dev/shm"))
+    yield
+    assert processes() <= before[0], "a process is left"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ddlp")], "a thread is left"
+    assert descriptors() <= before[1], "a file descriptor is left"
+    assert set(os.listdir("/dev/shm")) <= before[2], "something is left in /dev/shm"
