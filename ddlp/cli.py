@@ -86,7 +86,7 @@ def _first(error: Exception) -> Exception:
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--images", type=int, default=960, help="images of an epoch (default: %(default)s)")
+    add("--images", type=int, default=1600, help="images of an epoch (default: %(default)s)")
     add("--batch-size", type=int, default=16, help="images per batch (default: %(default)s)")
     add("--workers", type=int, help="worker processes of the host (default: one per core that the host has)")
     add("--slowdown", type=float, default=4.0, help="how much slower the CSD is than one core (default: %(default)s)")

@@ -61,7 +61,9 @@ class Session:
     def start(self, plan: Plan | ListedPlan, queue: DualEndedQueue) -> Stream:
         """Begin an epoch; it waits for the end of the one before, which must have been closed."""
         self.thread.check_process()
-        stream = Stream(self.thread, self._prefetch, self._timeout)
+        # The engine bounds every batch by the timeout and makes it elsewhere when that is over. The loop's own wait is
+        # the backstop behind it, so it leaves time for the second try.
+        stream = Stream(self.thread, self._prefetch, None if self._timeout is None else 2 * self._timeout + 1)
         stream.begin(self._run(stream, plan, queue))
         return stream
 
@@ -137,7 +139,7 @@ class Session:
             self._devices,
             self._policy,
             self._carrier.carry,
-            batch_nbytes=1 if layout is None else layout.nbytes(max(map(plan.rows, {0, len(plan) - 1}))),
+            batch_nbytes=1 if layout is None else layout.nbytes(plan.most_rows),
             timeout=self._timeout,
             rates=self._rates,
         )

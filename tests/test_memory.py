@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import mmap
 import os
 import pickle
@@ -65,7 +66,7 @@ def test_two_leases_never_share_memory(arena):
     """What is leased at the same time is disjoint."""
     slots = [arena.lease(5000) for _ in range(4)]
     ends = sorted((slot.offset, slot.offset + slot.capacity) for slot in slots)
-    assert all(end <= begin for (_, end), (begin, _) in zip(ends, ends[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))
 
 
 @pytest.mark.parametrize("keep", [lambda tensor: tensor, lambda tensor: tensor[3:5], lambda tensor: tensor.numpy()[4:]])
@@ -129,7 +130,7 @@ def test_views_die_in_any_thread(arena):
         slot = arena.lease(100)
         slot.arrays(BYTES)[0][:] = number % 251
         shelf.put((number, *slot.hand_over(BYTES)))
-    for thread in threads:
+    for _ in threads:
         shelf.put(None)
     for thread in threads:
         thread.join()

@@ -93,10 +93,6 @@ class Normalize(Operation, frozen=True):
             raise UsageError(f"Normalize works on uint8 and floating-point images, not on {form}")
         return Form(form.height, form.width, form.channels, "float32")
 
-    def image(self, pixels: NDArray[Any], out: NDArray[np.float32]) -> None:
-        """Normalise one image (height, width, channel) into `out` (channel, height, width)."""
-        self.batch(pixels.transpose(2, 0, 1)[None], out[None])
-
     def batch(self, images: Images, out: NDArray[np.float32]) -> None:
         """Normalise a batch into `out`, both (batch, channel, height, width)."""
         for channel in range(len(self.mean)):

@@ -66,6 +66,11 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
         """Batches of this rank."""
         return self._full + (self._short > 0)
 
+    @property
+    def most_rows(self) -> int:
+        """Samples in the largest batch; 0 without batches."""
+        return self.rows(0) if len(self) else 0
+
     def rows(self, index: int) -> int:
         """Samples in batch `index`. Raises IndexError outside 0..len-1."""
         _check_index(index, len(self))
@@ -132,6 +137,11 @@ class ListedPlan(msgspec.Struct, frozen=True, tag=True):
     def largest_id(self) -> int:
         """-1 where there is none."""
         return int(_int64(self.ids_).max(initial=-1))
+
+    @property
+    def most_rows(self) -> int:
+        """Samples in the largest batch; 0 without batches."""
+        return int(np.diff(_int64(self.bounds)).max(initial=0))
 
     def rows(self, index: int) -> int:
         """Samples in batch `index`. Raises IndexError outside 0..len-1."""

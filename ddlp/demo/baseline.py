@@ -51,11 +51,11 @@ def plain_loader(
 
 
 def _random_resized_crop(image: Image.Image, size: int) -> Image.Image:
-    left, top, width, height = _random_box(*image.size)
+    left, top, width, height = random_box(*image.size)
     return image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
 
 
-def _random_box(width: int, height: int) -> tuple[int, int, int, int]:
+def random_box(width: int, height: int) -> tuple[int, int, int, int]:
     """(left, top, width, height) of a part with random area and aspect ratio; the middle where none fits."""
     for _ in range(_TRIES):
         area = width * height * _uniform(*_SCALE)

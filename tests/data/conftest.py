@@ -1,7 +1,10 @@
-"""Small data sets on disk, made once."""
+"""Small data sets on disk, made once, and generators that no test leaves changed."""
+
+import random
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from ddlp.data.synthetic import make_photos
@@ -25,3 +28,13 @@ def photos(tmp_path_factory):
     colour.resize((31, 700)).save(odd / "tall.png")
     colour.resize((224, 224)).save(odd / "exact.webp", lossless=True)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def kept_generators():
+    """Makers seed the global generators of the process that they run in, which here is pytest's."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])

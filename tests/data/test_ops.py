@@ -214,7 +214,7 @@ def test_center_crop_rounds_half_to_even(side, size, first):
 
 
 def test_normalize_gives_torch_s_floats():
-    """Every byte value, each channel: exactly torch's float32, through one image and through a batch."""
+    """Every byte value, each channel: exactly torch's float32."""
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     pixels = np.stack([np.arange(256, dtype=np.uint8).reshape(16, 16)] * 3, axis=2)
     x = torch.from_numpy(pixels).permute(2, 0, 1).float().div(255)

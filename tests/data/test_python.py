@@ -126,16 +126,6 @@ def test_foreign_byte_order_is_made_native():
     assert through(values).tolist() == [0, 1, 2, 3]
 
 
-@pytest.fixture
-def kept_generators():
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
-
-
-@pytest.mark.usefixtures("kept_generators")
 def test_a_sample_seeds_every_generator():
     """random, numpy and torch draw the same after the same coordinates, and differently after others."""
 

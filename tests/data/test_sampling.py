@@ -345,3 +345,19 @@ def test_sample_seeds_differ():
     seeds = {sample_seed(seed, epoch, id_) for seed in range(5) for epoch in range(5) for id_ in range(400)}
     assert len(seeds) == 10_000
     assert all(0 <= seed < 1 << 64 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("plan", "rows"),
+    [
+        (Plan(10, 4, False, False, 0, 0), 4),
+        (Plan(3, 4, False, False, 0, 0), 3),
+        (Plan(3, 4, True, False, 0, 0), 0),
+        (Plan(0, 4, False, False, 0, 0), 0),
+        (listed([[1], [2, 3, 4], [5, 6]], 0, 0), 3),
+        (listed([], 0, 0), 0),
+    ],
+)
+def test_the_largest_batch_is_known(plan, rows):
+    """`most_rows` is the number of rows of the largest batch, and 0 for a plan without batches."""
+    assert plan.most_rows == rows == max((plan.rows(index) for index in range(len(plan))), default=0)
