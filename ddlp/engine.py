@@ -104,6 +104,7 @@ class Epoch:
         self._failures: Counter[int] = Counter()
         self._taken_over: set[int] = set()
         self._order: list[Claim] = []
+        self._settled_before = queue.view().settled  # by the run that this one resumes
         self.lost: list[LostDevice] = []
 
     async def run(self, deliver: Callable[[Delivered], Awaitable[None]]) -> None:
@@ -160,7 +161,7 @@ class Epoch:
 
     @property
     def delivered(self) -> int:
-        return len(self._order)
+        return self._settled_before + len(self._order)
 
     @property
     def order(self) -> Order:
@@ -398,14 +399,18 @@ class Epoch:
     async def _fetch(self, ref: BatchRef) -> Delivered | None:
         """Carry the batch over; None when that failed and it will be made again."""
         post, _ = self._stored[ref.claim.ticket]
-        begun = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time
+        begun = now()
         try:
-            value = await self._carry(ref)
-        except DeviceError as error:
+            async with asyncio.timeout(self._timeout):
+                value = await self._carry(ref)
+        except (DeviceError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                error = BatchFailed(f"it was not carried over from {post.name} within {self._timeout} s")
             self._retry(post, ref.claim, error)
             self._discard(ref.claim)
             return None
-        return Delivered(ref, value, asyncio.get_running_loop().time() - begun)
+        return Delivered(ref, value, now() - begun)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 

@@ -1,15 +1,15 @@
-"""The laws of one epoch, over thousands of random histories in virtual time, and the histories that once hurt."""
+"""The laws of one epoch, in virtual time: what it promises when it is cancelled, and when something breaks.
+
+Random histories are in test_engine_random.py.
+"""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from ddlp.devices.base import Capabilities
 from ddlp.engine import MAX_TRIES, Delivered, Epoch
@@ -30,199 +30,7 @@ if TYPE_CHECKING:
     from ddlp.policies.base import EpochView
 
 MAX_TURNS = 100_000  # many times what the largest history here needs
-
-
-class Whim(Policy):
-    """Any side at any time: what a stranger's policy may do."""
-
-    def __init__(self, seed: int, n: int) -> None:
-        self._seed = seed
-        self._n = n
-
-    async def schedule(self, epoch: EpochView) -> AsyncGenerator[Side, None]:
-        whim = random.Random(self._seed)
-        while True:
-            if whim.random() < 0.1:
-                epoch.set_boundary(whim.randrange(-1, self._n + 2))
-            yield whim.choice([HEAD, TAIL])
-
-    def __repr__(self) -> str:
-        return f"Whim({self._seed}, {self._n})"
-
-
-# --- random histories ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Maker:
-    """A scripted device to be."""
-
-    side: Side
-    make_s: float
-    depth: int
-    workers: int
-    store: int | None
-    faults: dict[int, Fault]
-    jitter: int
-
-    def build(self, number: int) -> ScriptedDevice:
-        noise = random.Random(self.jitter)
-        return ScriptedDevice(
-            self.side,
-            (lambda _n: self.make_s * noise.uniform(0.2, 2.0)) if self.jitter else self.make_s,
-            depth=self.depth,
-            workers=self.workers,
-            store_batches=self.store,
-            faults=self.faults,
-            name=f"{self.side.name.lower()}{number}",
-        )
-
-
-@dataclass(frozen=True)
-class History:
-    """All that decides what happens in one epoch."""
-
-    n: int
-    makers: list[Maker]
-    policy: Policy
-    step_s: Pair
-    read_s: Pair
-    prefetch: int
-    timeout: float
-    carry_fails: set[int] = field(default_factory=set)
-    boundary: int | None = None
-
-    @property
-    def faults(self) -> set[Fault]:
-        return {fault for maker in self.makers for fault in maker.faults.values()}
-
-    def play(self) -> tuple[list[int], BaseException | None]:
-        """Run it; check what must hold however it ends; return the order of use and what ended it."""
-        queue = DualEndedQueue(self.n, self.boundary)
-        devices = [maker.build(number) for number, maker in enumerate(self.makers)]
-        carry = ScriptedCarry(self.read_s, {number: BatchFailed("carry fails") for number in self.carry_fails})
-        used: list[int] = []
-
-        async def epoch() -> Rehearsal:
-            for device in devices:
-                await device.open(NO_JOB)
-            run = Epoch(queue, devices, self.policy, carry, timeout=self.timeout)
-            accelerator = ScriptedAccelerator(run.settle, self.step_s, self.prefetch)
-            try:
-                await run.run(accelerator.deliver)
-            finally:
-                accelerator.stop()
-                used.extend(claim.index for claim in accelerator.order)
-
-        failure: BaseException | None = None
-        try:
-            run_virtual(epoch(), max_turns=MAX_TURNS)
-        except ExceptionGroup as group:
-            failure = group
-        for device in devices:
-            clean(device)
-            assert failure or not any(isinstance(error, SampleError) for error in device.raised)
-        queue.check()
-        assert queue.finished == (failure is None)
-        assert len(used) == len(set(used)), f"delivered twice: {used}"
-        return used, failure
-
-
-SECONDS = st.floats(-3, 3).map(lambda exponent: 10.0**exponent) | st.sampled_from([0.0, 1.0])
-
-
-def makers(faults: st.SearchStrategy[dict[int, Fault]]) -> st.SearchStrategy[Maker]:
-    return st.builds(
-        Maker,
-        side=st.sampled_from(Side),
-        make_s=SECONDS,
-        depth=st.integers(1, 4),
-        workers=st.integers(1, 3),
-        store=st.none() | st.integers(1, 5),
-        faults=faults,
-        jitter=st.integers(0, 3),
-    )
-
-
-POLICIES = st.one_of(
-    st.just(WRR()),
-    st.just(WRR("calibrated")),
-    st.tuples(st.integers(0, 3), st.integers(1, 3)).map(WRR),
-    st.builds(
-        MTE, st.integers(1, 12), st.sampled_from(["balanced", "proportional", 0.0, 0.3, 1.0]), fit_store=st.just(True)
-    ),
-    st.builds(Whim, st.integers(0, 99), st.just(30)),
-)
-
-
-def histories(
-    faults: st.SearchStrategy[dict[int, Fault]],
-    carry_fails: st.SearchStrategy[set[int]],
-    timeout: st.SearchStrategy[float],
-) -> Any:
-    return st.builds(
-        History,
-        n=st.integers(0, 30),
-        makers=st.lists(makers(faults), min_size=1, max_size=4),
-        policy=POLICIES,
-        step_s=st.builds(Pair, SECONDS, SECONDS),
-        read_s=st.builds(Pair, SECONDS, SECONDS),
-        prefetch=st.integers(1, 3),
-        timeout=timeout,
-        carry_fails=carry_fails,
-        boundary=st.none() | st.integers(0, 30),
-    )
-
-
-MANY = settings(max_examples=700, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LONG = 1e6  # seconds; nothing that is alive here takes that long
-TIMEOUTS = st.sampled_from([LONG, 0.5, 1.0, 2.0, 3.0, 100.0])
-
-
-@MANY
-@given(histories(st.just({}), st.just(set()), st.just(LONG)))
-def test_without_faults_every_batch_is_delivered_exactly_once(history: History) -> None:
-    """Any devices, speeds, stores and policy: the epoch ends, and each batch was delivered once."""
-    used, failure = history.play()
-    assert failure is None
-    exactly_once(used, history.n)
-
-
-FAULTS = st.dictionaries(st.integers(0, 20), st.sampled_from(Fault), max_size=4)
-
-
-@MANY
-@given(histories(FAULTS, st.sets(st.integers(0, 30), max_size=3), TIMEOUTS))
-def test_with_faults_exactly_once_or_the_cause(history: History) -> None:
-    """Whatever breaks: each batch exactly once, or an error that the script explains. Never a hang, never a leak."""
-    used, failure = history.play()
-    if failure is None:
-        exactly_once(used, history.n)
-        return
-    assert isinstance(failure, ExceptionGroup)
-    for cause in failure.exceptions:
-        explained(cause, history)
-
-
-def explained(cause: Exception, history: History) -> None:
-    """The error can come from this script."""
-    if isinstance(cause, SampleError):
-        assert Fault.DATA in history.faults
-    elif isinstance(cause, DeviceLost):
-        assert history.timeout < LONG or history.faults & {Fault.LOSE, Fault.STALL, Fault.FULL}
-    else:
-        assert type(cause) is BatchFailed
-        fails = sum(fault is Fault.FAIL for maker in history.makers for fault in maker.faults.values())
-        assert fails + len(history.carry_fails) >= MAX_TRIES
-
-
-@settings(MANY, max_examples=100)
-@given(histories(FAULTS, st.sets(st.integers(0, 30), max_size=3), TIMEOUTS))
-def test_the_same_history_twice_is_the_same(history: History) -> None:
-    """Same devices, faults and policy: same order of use, same end."""
-    (first, one), (second, other) = history.play(), history.play()
-    assert first == second
-    assert str(one) == str(other)
 
 
 # --- cancellation ----------------------------------------------------------------------------------------------------
@@ -316,11 +124,26 @@ def test_without_devices_it_is_refused() -> None:
 
 
 def test_a_lost_device_s_batches_are_made_by_its_neighbour() -> None:
-    """What it was making, and what waits in its store, is made again on the same side; nothing hangs."""
-    lost = ScriptedDevice(HEAD, 1.0, depth=3, faults={4: Fault.LOSE}, name="lost")
-    other = ScriptedDevice(HEAD, 1.0)
-    exactly_once(play(20, lost, other).indices, 20)
-    assert len(lost.calls) < 20
+    """What it was making, and what waits in its store, is made again on the same side; nobody tries to fetch it."""
+    lost = ScriptedDevice(HEAD, 1.0, depth=3, faults={6: Fault.LOSE}, name="lost")
+    other, carry = ScriptedDevice(HEAD, 1.0), ScriptedCarry()
+    exactly_once(play(20, lost, other, carry=carry, step_s=Pair(5.0, 5.0)).indices, 20)
+    assert len(lost.made) > 3
+    assert carry.calls == 20
+
+
+def test_a_device_lost_while_it_rests_is_found_out() -> None:
+    """Its share is finished and waits in its store: the first fetch fails, and everything is made again elsewhere."""
+    tail = ScriptedDevice(TAIL, 1.0)
+
+    async def main() -> Rehearsal:
+        asyncio.get_running_loop().call_later(30.0, tail.lose)
+        return await rehearse(DualEndedQueue(40), [ScriptedDevice(HEAD, 2.0), tail], MTE(split=0.5))
+
+    run = run_virtual(main(), max_turns=MAX_TURNS)
+    assert len(tail.made) == 20
+    assert run.count(TAIL) == 0
+    exactly_once(run.indices, 40)
 
 
 def test_a_lost_side_is_taken_by_the_other_side() -> None:
@@ -348,6 +171,14 @@ def test_a_device_that_never_answers_is_lost_after_the_timeout() -> None:
     run = play(4, stalled, tail, timeout=60.0 * 4, policy=MTE(split=0.5))
     exactly_once(run.indices, 4)
     assert 240 <= run.seconds <= 240 + 400
+
+
+def test_a_device_that_is_given_up_stops_at_once() -> None:
+    """What else it is making is called off: the epoch does not wait for it."""
+    stalled = ScriptedDevice(HEAD, 90.0, workers=2, faults={0: Fault.STALL})  # batch 2 would be ready at 180 s
+    run = play(20, stalled, ScriptedDevice(TAIL, 1.0), policy=MTE(split=0.5), timeout=100.0)
+    exactly_once(run.indices, 20)
+    assert 100 < run.seconds < 120
 
 
 def test_the_only_device_that_never_answers_ends_the_epoch() -> None:
@@ -506,3 +337,33 @@ def test_rates_are_what_the_script_says() -> None:
     assert run.rates[TAIL].make_s == pytest.approx(3.0)
     assert (run.rates[HEAD].step_s, run.rates[TAIL].step_s) == (0.5, 0.25)
     assert run.rates[HEAD].made == run.count(HEAD)
+
+
+def test_a_step_is_as_long_as_its_carry() -> None:
+    """Steps and transfers overlap, so the longer of both is what a batch of this side costs."""
+    run = play(50, ScriptedDevice(HEAD, 1.0), carry=ScriptedCarry(Pair(0.75, 0.0)), step_s=Pair(0.5, 0.5))
+    assert run.rates[HEAD].step_s == pytest.approx(0.75)
+
+
+def test_a_batch_that_is_never_carried_over_is_made_again() -> None:
+    """A transport that hangs is bounded by the timeout like everything else; the batch comes by another try."""
+    carried: list[int] = []
+
+    async def carry(ref: BatchRef) -> int:
+        carried.append(ref.claim.index)
+        if len(carried) == 3:
+            await asyncio.get_running_loop().create_future()
+        return ref.claim.index
+
+    async def epoch() -> Epoch:
+        device = ScriptedDevice(HEAD, 0.01)
+        await device.open(NO_JOB)
+        run = Epoch(DualEndedQueue(6), [device], WRR(), carry, timeout=1.0)
+        accelerator = ScriptedAccelerator(run.settle)
+        await run.run(accelerator.deliver)
+        return run
+
+    run = run_virtual(epoch(), max_turns=MAX_TURNS)
+    assert sorted(run.order.batches) == list(range(6))
+    assert run.failures == 1
+    assert sorted(carried) == [0, 1, 2, 2, 3, 4, 5]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlp.engine import Delivered, Epoch
 from ddlp.errors import UsageError
 from ddlp.policies.mte import MTE, balanced_tail
 from ddlp.policies.replay import Replay
 from ddlp.policies.wrr import WRR
 from ddlp.queue import DualEndedQueue
 from ddlp.testing.laws import clean, exactly_once
-from ddlp.testing.scripted import Pair, ScriptedDevice
+from ddlp.testing.scripted import NO_JOB, Pair, ScriptedCarry, ScriptedDevice
 from ddlp.testing.simulate import Rehearsal, rehearse
 from ddlp.testing.virtual import run_virtual
 from ddlp.types import HEAD, TAIL, Order
@@ -140,6 +142,8 @@ def test_mte_refuses_a_store_that_cannot_hold_its_share() -> None:
     assert "60 of 200 batches" in message
     assert "room for 16" in message
     assert all(way in message for way in ("larger store", "fit_store=True", 'policy="wrr"'))
+    assert "room for 59" in refusal(MTE(split=0.3), 200, 1.0, 3.0, store=59)
+    assert play(MTE(split=0.3), 200, 1.0, 3.0, store=60).count(TAIL) == 60
     assert play(MTE(split=0.3, fit_store=True), 200, 1.0, 3.0, store=16).count(TAIL) == 16
     assert play(MTE(fit_store=True), 200, 1.0, 3.0, store=16).count(TAIL) == 16
 
@@ -233,6 +237,44 @@ def test_replay_repeats_any_wrr_order(
     again = play(replay, n, *second)
     assert tuple(replay.row[index] for index in again.indices) == record.batches
     assert tuple(claim.side for claim in again.order) == record.sides
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Replay(Order(tuple(range(20)), (HEAD, TAIL, HEAD, HEAD) * 5)), WRR((3, 1)), WRR((1, 2)), MTE(split=0.3)],
+    ids=repr,
+)
+@pytest.mark.parametrize("used", range(0, 21, 4))
+def test_an_order_of_its_own_survives_a_break(policy: Policy, used: int) -> None:
+    """Stopped after any number of batches and resumed from the state, the order goes on as if nothing had been."""
+    queue = DualEndedQueue(20)
+    before = first_of(queue, policy, used)
+    after = first_of(DualEndedQueue.restore(queue.state()), policy, 20 - used)
+    assert before + after == play(policy, 20, 1.0, 1.0).indices
+
+
+def first_of(queue: DualEndedQueue, policy: Policy, count: int) -> list[int]:
+    """The first `count` batches of an epoch that then breaks off."""
+    used: list[int] = []
+
+    async def main() -> None:
+        devices = [ScriptedDevice(HEAD, 1.0, store_batches=6), ScriptedDevice(TAIL, 2.5)]
+        for device in devices:
+            await device.open(NO_JOB)
+        epoch = Epoch(queue, devices, policy, ScriptedCarry(), timeout=None)
+
+        async def use(batch: Delivered) -> None:
+            if len(used) == count:
+                raise StopAsyncIteration
+            used.append(batch.claim.index)
+            epoch.settle(batch)
+
+        with contextlib.suppress(ExceptionGroup):
+            await epoch.run(use)
+
+    run_virtual(main())
+    assert len(used) == count
+    return used
 
 
 def test_replay_refuses_another_epoch_s_length() -> None:

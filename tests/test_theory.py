@@ -112,3 +112,9 @@ def test_a_simulation_is_reproducible() -> None:
 
     assert run() == run()
     assert run().head + run().tail == 500
+
+
+def test_what_takes_no_time_takes_no_time() -> None:
+    """Speeds of zero are no special case: nothing waits, and nothing divides by them."""
+    run = simulate(50, MTE(split="proportional"), cpu_s=0.0, csd_s=0.0, accel_head_s=0.0)
+    assert (*run.epoch_s, run.wait_s, run.cpu_only_s, run.shared_s, run.proportional_s, run.bound_s) == (0.0,) * 6

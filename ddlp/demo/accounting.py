@@ -27,7 +27,7 @@ class _Process(NamedTuple):
 def cpu_time() -> CpuTime:
     """Of this process, of its descendants that run, and of those that have ended."""
     family = _family(os.getpid())
-    csd_s = sum(process.cpu_s for process in family if _is_emulated_csd(process.pid))
+    csd_s = sum((process.cpu_s for process in family if _is_emulated_csd(process.pid)), 0.0)
     return CpuTime(sum(process.cpu_s for process in family) - csd_s, csd_s)
 
 

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace, interrupts: Interrupts) -> None:
         print(setting(work, _described_training(arguments), arguments.slowdown, host, csd), flush=True)
         _read_once(work, interrupts)
         found: list[Result] = list(results(work, arguments.slowdown, csd, interrupts))
-    print(table(found), LEGEND, sep="\n\n")
+    print(f"\n{table(found)}\n\n{LEGEND}")
 
 
 def divided_cores() -> tuple[list[int], list[int]]:

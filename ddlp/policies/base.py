@@ -40,7 +40,7 @@ class EpochView(Protocol):
 
     @property
     def delivered(self) -> int:
-        """Batches handed on in this epoch."""
+        """Batches handed on in this epoch, those before it was resumed included."""
         ...
 
     @property

@@ -37,7 +37,7 @@ class Replay(Policy):
         if len(epoch) != len(self.record.batches):
             raise UsageError(f"the record has {len(self.record.batches)} batches, the epoch has {len(epoch)}")
         epoch.set_boundary(self.record.sides.count(HEAD))
-        for side in self.record.sides:
+        for side in self.record.sides[epoch.delivered :]:
             yield side
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ Source: DDLP, IEEE Transactions on Computers 75(3), 2026 (arXiv 2407.00005); fix
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ddlp.errors import UsageError
@@ -61,10 +62,16 @@ class WRR(Policy):
 def _pattern(epoch: EpochView, heads: int, head: int, tail: int) -> Iterator[Side]:
     """`head` and `tail` batches in turn, spread evenly, after `heads` head batches were used already.
 
-    The sides' shares follow from the weights alone, so the order does too.
+    The sides' shares follow from the weights alone, so the order does too; a resumed epoch goes on in it.
     """
     left = len(epoch) - epoch.delivered
-    epoch.set_boundary(heads + round(left * head / (head + tail)))
+    resumed = epoch.boundary is not None
+    if not resumed:
+        epoch.set_boundary(heads + round(left * head / (head + tail)))
+    return islice(_turns(head, tail), epoch.delivered if resumed else 0, None)
+
+
+def _turns(head: int, tail: int) -> Iterator[Side]:
     owed = 0
     while True:
         owed += tail

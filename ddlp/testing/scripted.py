@@ -80,7 +80,6 @@ class ScriptedDevice(Device):
         self._busy = asyncio.Semaphore(workers)
         self._gone: Exception | None = None
         self._in_flight: set[asyncio.Future[None]] = set()
-        self.opened = 0
         self.calls: list[Claim] = []
         self.made: list[Claim] = []
         self.discarded: list[Claim] = []
@@ -105,7 +104,6 @@ class ScriptedDevice(Device):
         self._vanish(DeviceLost(f"{self.name}: lost by the script"))
 
     async def _open(self, job: Job) -> None:
-        self.opened += 1
         self._gone = None
         self.stored.clear()
         self._busy = asyncio.Semaphore(self._workers)
@@ -197,17 +195,17 @@ def _finish(working: asyncio.Future[None]) -> None:
 class ScriptedCarry:
     """Moves a batch in `read_s` seconds (by side), unless the script has an error for this call; gives its index.
 
-    `carried` lists the claims that arrived. A batch that is not in its device's store is an error of whoever asked.
+    `calls` counts them, `carried` lists the claims that arrived. What its device no longer holds is DeviceLost.
     """
 
     def __init__(self, read_s: Pair = AT_ONCE, errors: Mapping[int, Exception] | None = None) -> None:
         self._read_s = read_s
         self._errors = dict(errors or {})
-        self._calls = 0
+        self.calls = 0
         self.carried: list[Claim] = []
 
     async def __call__(self, ref: BatchRef) -> int:
-        number, self._calls = self._calls, self._calls + 1
+        number, self.calls = self.calls, self.calls + 1
         read_s = self._read_s[ref.claim.side]
         if read_s > 0:
             await asyncio.sleep(read_s)

@@ -90,6 +90,7 @@ class Simulation(msgspec.Struct, frozen=True):
     order_digest  of the order in which batches were used: equal digests, equal orders
     cpu_only_s    closed form: the epoch without a tail device
     shared_s      closed form: WRR and balanced MTE; see `theory` for when an overlapping runtime is faster
+    proportional_s  closed form: MTE with the paper's ratio
     bound_s       no policy can be faster than this
     """
 
@@ -129,31 +130,21 @@ def simulate(
         depth: claims in flight per side; the host may hold twice as many finished batches.
         csd_store: finished batches that the CSD can hold; None: no bound.
         prefetch: batches that wait in front of the accelerator.
-        epochs: how many; what one measured is known to the next.
+        epochs: how many, at least one; what one measured is known to the next.
     """
     step_s = Pair(accel_head_s, accel_head_s if accel_tail_s is None else accel_tail_s)
     host = ScriptedDevice(HEAD, cpu_s, depth=depth, store_batches=2 * depth + prefetch)
     csd = ScriptedDevice(TAIL, csd_s, depth=depth, store_batches=csd_store)
-    rates: Mapping[Side, Rates] | None = None
-    seconds = []
+    runs: list[Rehearsal] = []
     for _ in range(epochs):
-        run = run_virtual(
-            rehearse(
-                DualEndedQueue(batches),
-                [host, csd],
-                policy,
-                step_s=step_s,
-                prefetch=prefetch,
-                timeout=None,
-                rates=rates,
-            )
-        )
-        rates = run.rates
-        seconds.append(run.seconds)
-    tau = max(cpu_s, step_s.head)
+        known = runs[-1].rates if runs else None
+        queue = DualEndedQueue(batches)
+        epoch = rehearse(queue, [host, csd], policy, step_s=step_s, prefetch=prefetch, timeout=None, rates=known)
+        runs.append(run_virtual(epoch))
+    run, tau = runs[-1], max(cpu_s, step_s.head)
     return Simulation(
         policy=repr(policy),
-        epoch_s=tuple(seconds),
+        epoch_s=tuple(run.seconds for run in runs),
         head=run.count(HEAD),
         tail=run.count(TAIL),
         wait_s=run.wait_s,

@@ -35,7 +35,7 @@ def proportional_s(n: int, tau: float, s: float, rho: float) -> float:
 
     The head's `N * s / (s + tau)` batches at tau each, then the tail's, all made meanwhile, at rho each.
     """
-    return n * tau * (s + rho) / (s + tau)
+    return n * tau * (s + rho) / (s + tau) if s + tau > 0 else 0.0
 
 
 def bound_s(n: int, cpu_s: float, csd_s: float, accel_head_s: float, accel_tail_s: float) -> float:
