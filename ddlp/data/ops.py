@@ -93,6 +93,11 @@ class Normalize(Operation, frozen=True):
             raise UsageError(f"Normalize works on uint8 and floating-point images, not on {form}")
         return Form(form.height, form.width, form.channels, "float32")
 
+    @property
+    def table(self) -> NDArray[np.float32]:
+        """The normalised value of each uint8, (channel, 256)."""
+        return np.stack([_table(mean, std) for mean, std in zip(self.mean, self.std, strict=True)])
+
     def batch(self, images: Images, out: NDArray[np.float32]) -> None:
         """Normalise a batch into `out`, both (batch, channel, height, width)."""
         for channel in range(len(self.mean)):

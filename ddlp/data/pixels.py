@@ -1,8 +1,8 @@
 """The compiled pixel path, where it is there and proven; decode.py is the definition that it must equal.
 
-`_pixels` is an optional extension. It decodes with the very libjpeg that Pillow uses, and only the rows and columns that
-a crop needs; it resamples as Pillow does, bit for bit. Which of Pillow's rules hold is not taken from a version number
-but tried once per process, on a few small images: what differs is not used.
+`_pixels` is an optional extension. It decodes with the very libjpeg that Pillow uses, and only the rows and columns
+that a crop needs; it resamples as Pillow does, bit for bit. Which of Pillow's rules hold is not taken from a version
+number but tried once per process, on a few small images: what differs is not used.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from ddlp.data.base import read
 from ddlp.data.folder import ImageFolder
 from ddlp.data.geometry import Geometry, Rearrangement
 from ddlp.data.ops import Cutout, Map
+from ddlp.data.pixels import kernel, part_of
 from ddlp.data.python import seed_generators
 from ddlp.errors import DataError, SampleError, UsageError
 
@@ -97,8 +98,8 @@ class Samples(ABC):
     python: ClassVar[bool] = True
 
     @abstractmethod
-    def open(self, id_: int) -> tuple[Image.Image, Sequence[Any]]:
-        """The image, decoded or not, and the values of the other fields. Any exception counts as the sample's."""
+    def load(self, id_: int) -> tuple[bytes | Image.Image, Sequence[Any]]:
+        """The image, as a file's bytes or decoded, and the values of the other fields. Exceptions are the sample's."""
 
     def path(self, id_: int) -> str | None:
         """The sample's file, where it has one."""
@@ -113,8 +114,8 @@ class FolderSamples(Samples):
     def __init__(self, folder: ImageFolder) -> None:
         self._folder = folder
 
-    def open(self, id_: int) -> tuple[Image.Image, Sequence[Any]]:
-        return decode.open_image(read(self.path(id_))), (self._folder.labels[id_],)
+    def load(self, id_: int) -> tuple[bytes, Sequence[Any]]:
+        return read(self.path(id_)), (self._folder.labels[id_],)
 
     def path(self, id_: int) -> str:
         return self._folder.path(id_)
@@ -126,7 +127,7 @@ class DatasetSamples(Samples):
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
-    def open(self, id_: int) -> tuple[Image.Image, Sequence[Any]]:
+    def load(self, id_: int) -> tuple[Image.Image, Sequence[Any]]:
         image, *rest = self._dataset[id_]
         return image if isinstance(image, Image.Image) else _pillow(image), rest
 
@@ -136,7 +137,7 @@ def samples_of(dataset: Any) -> Samples:
 
 
 class ImageRows(Rows):
-    """A recipe on images, one after the other, through Pillow."""
+    """A recipe on images, one after the other: by the compiled kernel what it can do, the rest by Pillow."""
 
     def __init__(self, recipe: Recipe, samples: Samples, form: Form) -> None:
         self._recipe = recipe
@@ -145,6 +146,9 @@ class ImageRows(Rows):
         self._decode = recipe.decode
         self._geometry = recipe.numbered(Geometry)
         self._maps = recipe.of(Map)
+        self._table = None if recipe.normalize is None else recipe.normalize.table
+        plain = self._decode is not None and self._decode.mode == "RGB" and not self._maps
+        self._kernel = kernel() if plain else None
 
     def fill(self, plan: Plan | ListedPlan, ids: NDArray[np.int64], out: Arrays, check: Check) -> None:
         uniforms = self._recipe.uniforms(plan.seed, plan.epoch, ids)
@@ -160,19 +164,31 @@ class ImageRows(Rows):
     def _fill_row(self, plan: Plan | ListedPlan, id_: int, uniforms: list[list[float]], out: Arrays) -> None:
         if self._maps or self._samples.python:
             seed_generators(plan.seed, plan.epoch, id_)
-        image, rest = self._samples.open(id_)
-        pixels = self._pixels(image, uniforms)
-        _write(self._recipe, _mapped(self._maps, pixels, self._mapped).transpose(2, 0, 1)[None], out[0])
+        source, rest = self._samples.load(id_)
+        if not (isinstance(source, bytes) and self._compiled(source, uniforms, out[0][0])):
+            pixels = self._pixels(decode.open_image(source) if isinstance(source, bytes) else source, uniforms)
+            _write(self._recipe, _mapped(self._maps, pixels, self._mapped).transpose(2, 0, 1)[None], out[0])
         for array, value in zip(out[1:], rest, strict=True):
             _put(array, np.asarray(value))
+
+    def _compiled(self, data: bytes, uniforms: list[list[float]], out: NDArray[Any]) -> bool:
+        """Whether the kernel could fill `out`."""
+        size = None if self._kernel is None else self._kernel.size_of_jpeg(data)
+        if self._kernel is None or size is None:
+            return False
+        part = part_of(self._view(*size, uniforms), *size)
+        return part is not None and self._kernel.fill_from_jpeg(data, part, self._table, out)
 
     def _pixels(self, image: Image.Image, uniforms: list[list[float]]) -> NDArray[Any]:
         if self._decode is not None:
             image = decode.converted(image, self._decode.mode)
-        view = decode.View(image.height, image.width)
+        return decode.pixels_of(image, self._view(image.height, image.width, uniforms))
+
+    def _view(self, height: int, width: int, uniforms: list[list[float]]) -> decode.View:
+        view = decode.View(height, width)
         for k, op in self._geometry:
             view = op.view(view, uniforms[k])
-        return decode.pixels_of(image, view)
+        return view
 
 
 def _groups(rows: int, array: NDArray[Any]) -> Iterator[slice]:

@@ -165,7 +165,7 @@ def _tidied(loop: VirtualLoop) -> Iterator[None]:
         left = waiting(loop)
         _cancel_all(loop)
         left += [_unseen(context) for context in loop.unhandled]
-        if left and not isinstance(failure, Stuck):
+        if left and not isinstance(failure, (Stuck, KeyboardInterrupt)):
             raise Untidy("\n  ".join(["left behind:", *left])) from failure
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pytest
@@ -20,10 +21,12 @@ from ddlp.transport.choose import Carrier
 from ddlp.types import TAIL, Claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from ddlp.devices.base import Device
     from ddlp.types import BatchRef
+
+    D = TypeVar("D", bound=Device)
 
 BATCH = 10
 
@@ -93,11 +96,31 @@ class Work:
         return await asyncio.gather(*(self.batch(device, index) for index in range(len(self.plan))))
 
 
+@asynccontextmanager
+async def opened(device: D, work: Work) -> AsyncIterator[D]:
+    """The device, open; closed at the end."""
+    async with aclosing(device):
+        await device.open(work.job())
+        yield device
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what another process does."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came true")
+
+
 class Tensor(np.ndarray):
     """What `unpack` needs of a tensor."""
 
     def __new__(cls, array: np.ndarray) -> Tensor:
         return array.view(cls)
+
+    def numpy(self) -> np.ndarray:
+        return np.asarray(self)
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from ddlp.devices.cpu import CpuPool
 from ddlp.errors import BatchFailed, ClosedError, DataError, DeviceLost, SampleError, UsageError
 from tests.conftest import processes
 from tests.devices import samples
+from tests.devices.conftest import opened, until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("nothing_left")]
 
@@ -33,18 +32,17 @@ def children() -> list[int]:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_make_the_rows_of_the_plan(run, work, arrays, workers):
-    """However a batch is divided, it holds exactly the samples that the plan says, in their order; epoch after epoch."""
+    """However a batch is divided, it holds the samples that the plan says, in their order; epoch after epoch."""
 
     async def main() -> None:
-        pool = CpuPool(workers)
-        for work.epoch in range(3):
-            await pool.open(work.job())
-            for index, (pixels, numbers) in enumerate(await work.epoch_of(pool)):
-                ids = work.plan.ids(index)
-                assert pixels == arrays.arrays[0][ids].tolist()
-                assert numbers == ids.tolist()
-        assert len(children()) == workers
-        await pool.aclose()
+        async with aclosing(CpuPool(workers)) as pool:
+            for work.epoch in range(3):
+                await pool.open(work.job())
+                for index, (pixels, numbers) in enumerate(await work.epoch_of(pool)):
+                    ids = work.plan.ids(index)
+                    assert pixels == arrays.arrays[0][ids].tolist()
+                    assert numbers == ids.tolist()
+            assert len(children()) == workers
 
     run(main())
 
@@ -54,12 +52,8 @@ def test_a_recipe_gives_the_same_bytes_with_any_number_of_workers(run, work_of, 
 
     async def epoch(workers: int) -> list:
         work = work_of(ImageFolder(small_images), recipes.imagenet_train(32))
-        pool = CpuPool(workers)
-        await pool.open(work.job())
-        try:
+        async with opened(CpuPool(workers), work) as pool:
             return await work.epoch_of(pool)
-        finally:
-            await pool.aclose()
 
     async def main() -> None:
         assert await epoch(1) == await epoch(3)
@@ -72,12 +66,10 @@ def test_python_data_sets_work_whole(run, work_of):
 
     async def main() -> None:
         work = work_of(samples.Rows())
-        pool = CpuPool(2)
-        await pool.open(work.job())
-        for index, (values, numbers) in enumerate(await work.epoch_of(pool)):
-            assert numbers == work.plan.ids(index).tolist()
-            assert values == [[number] * 5 for number in numbers]
-        await pool.aclose()
+        async with opened(CpuPool(2), work) as pool:
+            for index, (values, numbers) in enumerate(await work.epoch_of(pool)):
+                assert numbers == work.plan.ids(index).tolist()
+                assert values == [[number] * 5 for number in numbers]
 
     run(main())
 
@@ -87,15 +79,15 @@ def test_a_batch_larger_than_its_slot_gets_a_larger_one(run, work_of):
 
     async def main() -> None:
         work = work_of(samples.Ragged(), collate_fn=list)
-        pool = CpuPool(2)
-        await pool.open(work.job())
-        refs = await asyncio.gather(*(pool.preprocess(work.claim(index)) for index in range(len(work.plan))))
-        assert max(ref.nbytes for ref in refs) > 1 << 20
-        for ref in refs:
-            arrays = await work.arrays(ref)
-            assert [set(array.tolist()) for array in arrays] == [{i} for i in work.plan.ids(ref.claim.index).tolist()]
-            pool.discard(ref)
-        await pool.aclose()
+        async with opened(CpuPool(2), work) as pool:
+            refs = await asyncio.gather(*(pool.preprocess(work.claim(index)) for index in range(len(work.plan))))
+            assert max(ref.nbytes for ref in refs) > 1 << 20
+            for ref in refs:
+                arrays = await work.arrays(ref)
+                assert [set(array.tolist()) for array in arrays] == [
+                    {i} for i in work.plan.ids(ref.claim.index).tolist()
+                ]
+                pool.discard(ref)
 
     run(main())
 
@@ -105,12 +97,10 @@ def test_large_arrays_are_not_copied_for_each_worker(work_of):
 
     async def main() -> int:
         work = work_of(samples.Rows(), collate_fn=samples.Counting(np.ones(60_000_000, np.uint8)))
-        pool = CpuPool(3)
-        await pool.open(work.job())
-        private = sum(private_nbytes(pid) for pid in children())
-        await work.batch(pool, 0)
-        await pool.aclose()
-        return private
+        async with opened(CpuPool(3), work) as pool:
+            private = sum(private_nbytes(pid) for pid in children())
+            await work.batch(pool, 0)
+            return private
 
     assert asyncio.run(main()) < 3 * 20_000_000
 
@@ -126,11 +116,9 @@ def test_the_user_may_write_to_the_data_set(run, work_of):
 
     async def main() -> None:
         work = work_of(samples.Rows(), collate_fn=samples.Counting(np.zeros(4)))
-        pool = CpuPool(1)
-        await pool.open(work.job())
-        refs = [await pool.preprocess(work.claim(index)) for index in range(3)]
-        assert [float((await work.arrays(ref))[0][0]) for ref in refs] == [1.0, 2.0, 3.0]
-        await pool.aclose()
+        async with opened(CpuPool(1), work) as pool:
+            refs = [await pool.preprocess(work.claim(index)) for index in range(3)]
+            assert [float((await work.arrays(ref))[0][0]) for ref in refs] == [1.0, 2.0, 3.0]
 
     run(main())
 
@@ -139,16 +127,14 @@ def test_collected_batches_keep_their_memory(run, work):
     """A loop that keeps every batch has them all."""
 
     async def main() -> None:
-        pool = CpuPool(2)
-        await pool.open(work.job())
-        kept = []
-        for index in range(len(work.plan)):
-            ref = await pool.preprocess(work.claim(index))
-            kept.append(ref.place.hand_over(ref.leaves))
-            pool.discard(ref)
-        for index, (_, numbers) in enumerate(kept):
-            assert numbers.tolist() == work.plan.ids(index).tolist()
-        await pool.aclose()
+        async with opened(CpuPool(2), work) as pool:
+            kept = []
+            for index in range(len(work.plan)):
+                ref = await pool.preprocess(work.claim(index))
+                kept.append(ref.place.hand_over(ref.leaves))
+                pool.discard(ref)
+            for index, (_, numbers) in enumerate(kept):
+                assert numbers.tolist() == work.plan.ids(index).tolist()
 
     run(main())
 
@@ -161,22 +147,20 @@ def test_cancelled_batches_leave_the_others_alone(run, work_of):
 
     async def main() -> None:
         work = work_of(samples.Slow())
-        pool = CpuPool(2)
-        await pool.open(work.job())
-        rng = np.random.default_rng(0)
-        for _ in range(4):
-            tasks = [asyncio.ensure_future(work.batch(pool, index)) for index in range(4)]
-            await asyncio.sleep(rng.uniform(0, 0.1))
-            tasks[0].cancel()
-            tasks[2].cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-            for index in (1, 3):
-                assert results[index][1] == work.plan.ids(index).tolist()
-        await work.epoch_of(pool)
-        del tasks, results
-        assert work.arena.used_nbytes == 0
-        assert pool.statistics().failed == 0
-        await pool.aclose()
+        async with opened(CpuPool(2), work) as pool:
+            rng = np.random.default_rng(0)
+            for _ in range(4):
+                tasks = [asyncio.ensure_future(work.batch(pool, index)) for index in range(4)]
+                await asyncio.sleep(rng.uniform(0, 0.1))
+                tasks[0].cancel()
+                tasks[2].cancel()
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+                for index in (1, 3):
+                    assert results[index][1] == work.plan.ids(index).tolist()
+            await work.epoch_of(pool)
+            del tasks, results
+            assert work.arena.used_nbytes == 0
+            assert pool.statistics().failed == 0
 
     run(main())
 
@@ -186,18 +170,15 @@ def test_a_given_up_batch_stops_between_samples(run, work_of):
 
     async def main() -> float:
         work = work_of(samples.Slow())
-        pool = CpuPool(1)
-        await pool.open(work.job())
-        await work.batch(pool, 0)
-        tasks = [asyncio.ensure_future(work.batch(pool, index)) for index in (1, 2)]
-        await asyncio.sleep(0.02)
-        started = time.monotonic()
-        for task in tasks:
-            task.cancel()
-        await work.batch(pool, 3)
-        elapsed = time.monotonic() - started
-        await pool.aclose()
-        return elapsed
+        async with opened(CpuPool(1), work) as pool:
+            await work.batch(pool, 0)
+            tasks = [asyncio.ensure_future(work.batch(pool, index)) for index in (1, 2)]
+            await asyncio.sleep(0.02)
+            started = time.monotonic()
+            for task in tasks:
+                task.cancel()
+            await work.batch(pool, 3)
+            return time.monotonic() - started
 
     assert run(main()) < 2 * 10 * samples.Slow.seconds
 
@@ -214,20 +195,18 @@ def test_an_exception_of_a_sample_comes_out_with_its_origin(run, work_of, how, c
 
     async def main() -> None:
         work = work_of(samples.Unlucky(how))
-        pool = CpuPool(2)
-        await pool.open(work.job())
-        with pytest.raises(SampleError) as caught:
-            await pool.preprocess(work.claim_of(7))
-        assert "samples.py" in "".join(caught.value.__notes__)
-        assert "cpu0 (process " in "".join(caught.value.__notes__)
-        if cause is not SystemExit:
-            assert caught.value.sample_id == 7
-        if cause is not None:
-            assert isinstance(caught.value.__cause__, cause)
-        index = next(i for i in range(len(work.plan)) if 7 not in work.plan.ids(i))
-        assert (await work.batch(pool, index))[1] == work.plan.ids(index).tolist()
-        assert pool.statistics().failed == 1
-        await pool.aclose()
+        async with opened(CpuPool(2), work) as pool:
+            with pytest.raises(SampleError) as caught:
+                await pool.preprocess(work.claim_of(7))
+            assert "samples.py" in "".join(caught.value.__notes__)
+            assert "cpu0 (process " in "".join(caught.value.__notes__)
+            if cause is not SystemExit:
+                assert caught.value.sample_id == 7
+            if cause is not None:
+                assert isinstance(caught.value.__cause__, cause)
+            index = next(i for i in range(len(work.plan)) if 7 not in work.plan.ids(i))
+            assert (await work.batch(pool, index))[1] == work.plan.ids(index).tolist()
+            assert pool.statistics().failed == 1
 
     run(main())
 
@@ -242,33 +221,31 @@ def test_a_bad_image_comes_out_with_path_and_id(run, work_of, small_images, tmp_
 
     async def main() -> None:
         work = work_of(ImageFolder(tmp_path), recipes.imagenet_eval(32))
-        pool = CpuPool(2)
-        await pool.open(work.job())
-        with pytest.raises(SampleError, match=r"bad\.jpg"):
-            await pool.preprocess(work.claim_of(20))
-        index = next(i for i in range(len(work.plan)) if 20 not in work.plan.ids(i))
-        await work.batch(pool, index)
-        await pool.aclose()
+        async with opened(CpuPool(2), work) as pool:
+            with pytest.raises(SampleError, match=r"bad\.jpg"):
+                await pool.preprocess(work.claim_of(20))
+            index = next(i for i in range(len(work.plan)) if 20 not in work.plan.ids(i))
+            await work.batch(pool, index)
 
     run(main())
 
 
 def test_a_killed_worker_fails_its_batch_and_the_others_go_on(run, work_of):
-    """The batch of a dead worker fails, naming process, signal and rows; the pool works on and replaces it at `open`."""
+    """The batch of a dead worker fails, naming process, signal and rows; the pool works on, and is whole at `open`."""
 
     async def main() -> None:
         work = work_of(samples.Unlucky("be_killed"))
-        pool = CpuPool(2)
-        await pool.open(work.job())
-        with pytest.raises(BatchFailed, match=r"cpu0 \(process \d+\) was killed by SIGKILL; it had rows 0\.\.10 of batch"):
-            await pool.preprocess(work.claim_of(7))
-        indices = [i for i in range(len(work.plan)) if 7 not in work.plan.ids(i)]
-        assert len(await asyncio.gather(*(work.batch(pool, i) for i in indices))) == 3
-        assert len(children()) == 1
-        await pool.open(work.job())
-        assert len(children()) == 2
-        assert pool.statistics().restarts == 1
-        await pool.aclose()
+        async with opened(CpuPool(2), work) as pool:
+            with pytest.raises(
+                BatchFailed, match=r"cpu0 \(process \d+\) was killed by SIGKILL; it had rows 0\.\.10 of batch"
+            ):
+                await pool.preprocess(work.claim_of(7))
+            indices = [i for i in range(len(work.plan)) if 7 not in work.plan.ids(i)]
+            assert len(await asyncio.gather(*(work.batch(pool, i) for i in indices))) == 3
+            assert len(children()) == 1
+            await pool.open(work.job())
+            assert len(children()) == 2
+            assert pool.statistics().restarts == 1
 
     run(main())
 
@@ -278,17 +255,15 @@ def test_a_pool_without_workers_is_lost(run, work_of):
 
     async def main() -> None:
         work = work_of(samples.Unlucky("be_killed"))
-        pool = CpuPool(1)
-        await pool.open(work.job())
-        bad = work.claim_of(7).index
-        order = [bad, *(i for i in range(len(work.plan)) if i != bad)]
-        results = await asyncio.gather(*(work.batch(pool, i) for i in order), return_exceptions=True)
-        assert all(isinstance(result, DeviceLost) and "SIGKILL" in str(result) for result in results)
-        with pytest.raises(DeviceLost):
-            await work.batch(pool, order[1])
-        await pool.open(work.job())
-        assert (await work.batch(pool, order[1]))[1] == work.plan.ids(order[1]).tolist()
-        await pool.aclose()
+        async with opened(CpuPool(1), work) as pool:
+            bad = work.claim_of(7).index
+            order = [bad, *(i for i in range(len(work.plan)) if i != bad)]
+            results = await asyncio.gather(*(work.batch(pool, i) for i in order), return_exceptions=True)
+            assert all(isinstance(result, DeviceLost) and "SIGKILL" in str(result) for result in results)
+            with pytest.raises(DeviceLost):
+                await work.batch(pool, order[1])
+            await pool.open(work.job())
+            assert (await work.batch(pool, order[1]))[1] == work.plan.ids(order[1]).tolist()
 
     run(main())
 
@@ -297,13 +272,10 @@ def test_an_idle_worker_that_dies_is_not_asked(run, work):
     """A worker that was killed while it had nothing to do costs nothing."""
 
     async def main() -> None:
-        pool = CpuPool(2)
-        await pool.open(work.job())
-        os.kill(children()[0], signal.SIGKILL)
-        while len(children()) > 1:
-            await asyncio.sleep(0.01)
-        assert len(await work.epoch_of(pool)) == len(work.plan)
-        await pool.aclose()
+        async with opened(CpuPool(2), work) as pool:
+            os.kill(children()[0], signal.SIGKILL)
+            await until(lambda: len(children()) == 1)
+            assert len(await work.epoch_of(pool)) == len(work.plan)
 
     run(main())
 
@@ -318,11 +290,9 @@ def test_death_is_seen_without_pidfd(run, work_of, monkeypatch):
 
     async def main() -> None:
         work = work_of(samples.Unlucky("be_killed"))
-        pool = CpuPool(1)
-        await pool.open(work.job())
-        with pytest.raises(DeviceLost, match="was killed by SIGKILL"):
-            await pool.preprocess(work.claim_of(7))
-        await pool.aclose()
+        async with opened(CpuPool(1), work) as pool:
+            with pytest.raises(DeviceLost, match="was killed by SIGKILL"):
+                await pool.preprocess(work.claim_of(7))
 
     run(main())
 
@@ -333,11 +303,10 @@ def test_a_job_that_cannot_be_pickled_is_refused(run, work_of):
     async def main() -> None:
         data = samples.Rows()
         data.transform = [str, lambda x: x]
-        pool = CpuPool(2)
-        with pytest.raises(UsageError, match=r"not picklable.*dataset\.transform\[1\]: <function .*<lambda>"):
-            await pool.open(work_of(data).job())
-        assert not children()
-        await pool.aclose()
+        async with aclosing(CpuPool(2)) as pool:
+            with pytest.raises(UsageError, match=r"not picklable.*dataset\.transform\[1\]: <function .*<lambda>"):
+                await pool.open(work_of(data).job())
+            assert not children()
 
     run(main())
 
@@ -346,11 +315,10 @@ def test_a_worker_that_cannot_start_is_explained(run, work_of):
     """An exception at start, of worker_init_fn for one, ends `open` with its text, and all workers with it."""
 
     async def main() -> None:
-        pool = CpuPool(2)
-        with pytest.raises(DataError, match="ValueError: worker 0 will not start") as caught:
-            await pool.open(work_of(samples.Rows(), worker_init_fn=samples.fail_to_start).job())
-        assert isinstance(caught.value.__cause__, ValueError)
-        await pool.aclose()
+        async with aclosing(CpuPool(2)) as pool:
+            with pytest.raises(DataError, match="ValueError: worker 0 will not start") as caught:
+                await pool.open(work_of(samples.Rows(), worker_init_fn=samples.fail_to_start).job())
+            assert isinstance(caught.value.__cause__, ValueError)
 
     run(main())
 
@@ -359,11 +327,9 @@ def test_a_device_belongs_to_one_loader(run, work, work_of):
     """A second loader with the same device is told so."""
 
     async def main() -> None:
-        pool = CpuPool(1)
-        await pool.open(work.job())
-        with pytest.raises(UsageError, match="cpu0 works for another loader"):
-            await pool.open(work_of(samples.Rows()).job())
-        await pool.aclose()
+        async with opened(CpuPool(1), work) as pool:
+            with pytest.raises(UsageError, match="cpu0 works for another loader"):
+                await pool.open(work_of(samples.Rows()).job())
 
     run(main())
 
@@ -380,12 +346,10 @@ def test_workers_keep_to_their_cores(run, work):
     core = min(os.sched_getaffinity(0))
 
     async def main() -> None:
-        pool = CpuPool(cpus=[core])
-        await pool.open(work.job())
-        await work.batch(pool, 0)
-        (child,) = children()
-        assert os.sched_getaffinity(child) == {core}
-        await pool.aclose()
+        async with opened(CpuPool(cpus=[core]), work) as pool:
+            await work.batch(pool, 0)
+            (child,) = children()
+            assert os.sched_getaffinity(child) == {core}
 
     run(main())
 
@@ -398,17 +362,16 @@ def test_close_ends_what_is_in_flight(run, work_of):
 
     async def main() -> None:
         work = work_of(samples.Unlucky("hang"))
-        pool = CpuPool(1)
-        await pool.open(work.job())
-        bad = work.claim_of(7).index
-        tasks = [asyncio.ensure_future(work.batch(pool, bad)) for _ in range(4)]
-        await asyncio.sleep(0.05)
-        await pool.aclose()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result) for result in results] == [ClosedError] * 4
-        await pool.aclose()
-        with pytest.raises(ClosedError):
-            await pool.preprocess(work.claim(0))
+        async with opened(CpuPool(1), work) as pool:
+            bad = work.claim_of(7).index
+            tasks = [asyncio.ensure_future(work.batch(pool, bad)) for _ in range(4)]
+            await asyncio.sleep(0.05)
+            await pool.aclose()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(result) for result in results] == [ClosedError] * 4
+            await pool.aclose()
+            with pytest.raises(ClosedError):
+                await pool.preprocess(work.claim(0))
 
     run(main())
     assert not children()
@@ -418,10 +381,9 @@ def test_opening_is_bounded_in_time(run, work_of):
     """A worker that does not get ready in time ends `open` with DeviceLost, naming it; nothing is left."""
 
     async def main() -> None:
-        pool = CpuPool(1)
-        with pytest.raises(DeviceLost, match=r"cpu0 \(process \d+\) did not open the data set within 0\.001 s"):
-            await pool.open(work_of(samples.Rows()).job(timeout_s=0.001))
-        await pool.aclose()
+        async with aclosing(CpuPool(1)) as pool:
+            with pytest.raises(DeviceLost, match=r"cpu0 \(process \d+\) did not open the data set within 0\.001 s"):
+                await pool.open(work_of(samples.Rows()).job(timeout_s=0.001))
 
     run(main())
 
@@ -430,26 +392,13 @@ def test_a_cancelled_open_leaves_nothing(run, work):
     """Cancelling `open` at any moment leaves a device that can be opened again, or closed."""
 
     async def main() -> None:
-        pool = CpuPool(2)
-        for delay in (0.0, 0.005, 0.05):
-            task = asyncio.ensure_future(pool.open(work.job()))
-            await asyncio.sleep(delay)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await pool.open(work.job())
-        assert (await work.batch(pool, 0))[1] == work.plan.ids(0).tolist()
-        await pool.aclose()
+        async with aclosing(CpuPool(2)) as pool:
+            for delay in (0.0, 0.005, 0.05):
+                task = asyncio.ensure_future(pool.open(work.job()))
+                await asyncio.sleep(delay)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await pool.open(work.job())
+            assert (await work.batch(pool, 0))[1] == work.plan.ids(0).tolist()
 
     run(main())
-
-
-def script(body: str, *, wait: bool = True) -> subprocess.Popen:
-    """Run a program that uses a pool; `wait` for its end."""
-    source = textwrap.dedent(body)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    if wait:
-        process.communicate(timeout=30)
-    return process
