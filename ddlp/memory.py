@@ -22,7 +22,7 @@ import pickletools
 import struct
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 
 KEEP_LEASES = 64  # free memory that so many leases did not need is given back
 _PUNCH_HOLE, _KEEP_SIZE = 2, 1  # linux/falloc.h
+_POPULATE_WRITE = 23  # linux/mman.h, since Linux 5.14
 _FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED
 _ALIGNMENT = 64  # a cache line; no dtype needs more
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
@@ -78,6 +80,12 @@ def mapped(fd: int, offset: int, nbytes: int) -> ctypes.Array[ctypes.c_ubyte]:
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     # Not at exit: other threads may still be using their views then, and the mapping ends with the process anyway.
     weakref.finalize(memory, _libc.munmap, address, nbytes).atexit = False
+    return memory
+
+
+def populated(memory: ctypes.Array[ctypes.c_ubyte]) -> ctypes.Array[ctypes.c_ubyte]:
+    """The mapping, its pages ready to be written to; where the kernel cannot do that, each is when it is needed."""
+    _libc.madvise(ctypes.addressof(memory), len(memory), _POPULATE_WRITE)
     return memory
 
 
@@ -248,15 +256,17 @@ def _roomy(nbytes: int) -> int:
 _COUNT = struct.Struct("<Q")
 
 
-class Shared(NamedTuple):
-    """An object in a memory file of its own; whoever has it closes `fd`.
+class Shared:
+    """An object in a memory file of its own: `nbytes` of `fd`, until `close`, or until nobody refers to this any more.
 
     `names_main`: it refers to things defined in the program's main module, which a reader must have imported.
     """
 
-    fd: int
-    nbytes: int
-    names_main: bool
+    def __init__(self, fd: int, nbytes: int, names_main: bool) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self.names_main = names_main
+        self.close = weakref.finalize(self, os.close, fd)
 
 
 def share(obj: object) -> Shared:

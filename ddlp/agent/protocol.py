@@ -23,6 +23,7 @@ answered too (Failed, "forgotten"), so that the host knows when the agent no lon
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MAX_FRAME_NBYTES = 64 << 20
+CHECKED_NBYTES = 2 << 20  # of a batch's bytes under one checksum, so that several threads can read and check a batch
 _LENGTH = struct.Struct("<I")
 
 
@@ -109,7 +111,8 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 class Made(msgspec.Struct, frozen=True, tag=True, gc=False):
     """What a ticket asked for is done: `nbytes` of it. Times are seconds.
 
-    A file store says where the batch lies: its bytes begin at `offset` of the file `path` and have this CRC-32.
+    A file store says where the batch lies: its bytes begin at `offset` of the file `path` and have these
+    `checksums`.
     A batch without a fixed form brings its `leaves` and its `skeleton`.
     """
 
@@ -119,7 +122,7 @@ class Made(msgspec.Struct, frozen=True, tag=True, gc=False):
     cpu_s: float = 0.0
     path: str = ""
     offset: int = 0
-    crc: int = 0
+    crcs: tuple[int, ...] = ()
     leaves: tuple[Leaf, ...] | None = None
     skeleton: bytes | None = None
 
@@ -151,6 +154,11 @@ AgentMessage = Welcome | Opened | Made | Need | Failed
 Heard = TypeVar("Heard", HostMessage, AgentMessage)
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+def checksums(payload: memoryview) -> tuple[int, ...]:
+    """The CRC-32 of each CHECKED_NBYTES of a batch's bytes; the last part may be shorter."""
+    return tuple(zlib.crc32(payload[at : at + CHECKED_NBYTES]) for at in range(0, len(payload), CHECKED_NBYTES))
 
 
 def encode(message: HostMessage | AgentMessage) -> bytes:

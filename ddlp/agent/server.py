@@ -5,13 +5,14 @@ Forget and the end of the conversation take effect at once, everything else in t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
 import time
 import traceback
 from collections import deque
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -22,7 +23,9 @@ from ddlp.data.maker import Maker, Preparation
 from ddlp.errors import DataError, ProtocolError, SampleError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from ddlp.agent.channel import Channel
     from ddlp.agent.protocol import HostMessage, Made
@@ -41,8 +44,9 @@ class _Forgotten(BaseException):
 class Pace:
     """Makes an agent as fast as a device that is `slowdown` times slower than one core of this machine.
 
-    The measure is the agent's own CPU time, so the emulated device is as fast as ever when the machine is busy, and
-    makes up for what it was late, as long as it always has work.
+    The measure is the CPU time that making the samples took, so the emulated device is as fast as ever when the machine
+    is busy, and makes up for what it was late, as long as it always has work. Writing the file does not count: what
+    that costs on this machine says nothing about a device that writes to its own flash.
     """
 
     def __init__(self, slowdown: float) -> None:
@@ -63,19 +67,37 @@ class Pace:
         return self._deadline
 
 
-class Epoch(NamedTuple):
-    """What Begin sets up for every later Make."""
+class Epoch:
+    """What Begin sets up for every later Make. `cpu_s`: CPU seconds that it took to make what was made last."""
 
-    maker: Maker
-    layout: Layout | None
-    plan: Plan | ListedPlan
+    def __init__(self, maker: Maker, layout: Layout | None, plan: Plan | ListedPlan) -> None:
+        self._maker = maker
+        self.layout = layout
+        self.plan = plan
+        self.cpu_s = 0.0
+
+    def make(self, index: int, lo: int, hi: int, out: Sequence[NDArray[Any]], check: Callable[[], None]) -> None:
+        """`Maker.make`."""
+        with self._measured():
+            self._maker.make(index, lo, hi, out, check)
+
+    def collect(self, index: int, lo: int, hi: int, check: Callable[[], None]) -> tuple[list[NDArray[Any]], bytes]:
+        """`Maker.collect`."""
+        with self._measured():
+            return self._maker.collect(index, lo, hi, check)
+
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[None]:
+        begun = time.process_time()
+        yield
+        self.cpu_s = time.process_time() - begun
 
 
 class Server:
     """Serves one host until it hangs up.
 
-    `job` loads the preparation that a parent process handed over, for Open(python=True); it may run a user's Python, so
-    whatever fails then is about the data, and the answer brings the original exception. `worker` is our number there.
+    `job` loads the preparation that a parent process handed over, for Open(python=True); then the answer to what fails
+    brings the original exception. `worker` is our number among those who share the job.
     """
 
     def __init__(
@@ -100,6 +122,7 @@ class Server:
         self._making = 0  # the ticket
         self._count = 0  # Makes so far
         self._opened: tuple[Maker, Layout | None] | None = None
+        self._python = False  # whether a user's Python runs in the job: what fails unexpectedly is then theirs
         self._epoch: Epoch | None = None
 
     def serve(self) -> None:
@@ -183,7 +206,7 @@ class Server:
     def _open(self, message: Open) -> None:
         try:
             found = self._prepared(message)
-            self._opened = found.maker(self._worker), found.layout
+            self._opened, self._python = (found.maker(self._worker), found.layout), found.python
         except Exception as error:
             self._channel.send(self._failure(0, error))
         else:
@@ -223,7 +246,7 @@ class Server:
         cpu_s = time.process_time() - cpu
         self._faults.crash(number)
         try:
-            self._wait(self._pace.due(started, cpu_s, self._faults.slowdown(number)))
+            self._wait(self._pace.due(started, epoch.cpu_s, self._faults.slowdown(number)))
         except BaseException:
             self._store.remove(ask.ticket)
             raise
@@ -257,7 +280,7 @@ class Server:
     def _kind(self, error: BaseException) -> Literal["data", "full", "device"]:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_ROOM):
             return "full"
-        return "data" if isinstance(error, DataError) or self._job is not None else "device"
+        return "data" if isinstance(error, DataError) or self._python else "device"
 
 
 def _pickled(error: BaseException) -> bytes | None:

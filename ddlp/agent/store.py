@@ -9,15 +9,14 @@ import os
 import shutil
 import struct
 import tempfile
-import zlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ddlp.agent.protocol import Made
+from ddlp.agent.protocol import CHECKED_NBYTES, Made, checksums
 from ddlp.errors import DataError
-from ddlp.memory import aligned, mapped, raw, view
+from ddlp.memory import aligned, mapped, populated, raw, view
 from ddlp.types import Leaf
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ SAFETENSORS_DTYPES = {
     "uint64": "U64", "int64": "I64", "float64": "F64",
 }  # fmt: skip
 _MAPPINGS = 64  # slots that stay mapped
+_SPARE_FILES = 3  # that stay for the next batches
 _HEADER_LENGTH = struct.Struct("<Q")
 _PAYLOAD_ALIGNMENT = 4096  # of the tensors in a file, so that they can be read with direct I/O
 
@@ -81,11 +81,11 @@ class SlotStore(Store):
             return self._collect(ask, epoch, check)
         memory = self._mapped(ask.offset, ask.capacity)
         out = [view(memory, leaf)[ask.lo : ask.hi] for leaf in epoch.layout.leaves(epoch.plan.rows(ask.index))]
-        epoch.maker.make(ask.index, ask.lo, ask.hi, out, check)
+        epoch.make(ask.index, ask.lo, ask.hi, out, check)
         return Made(ask.ticket, epoch.layout.nbytes(ask.hi - ask.lo))
 
     def _collect(self, ask: Make, epoch: Epoch, check: Callable[[], None]) -> Made:
-        arrays, skeleton = epoch.maker.collect(ask.index, ask.lo, ask.hi, check)
+        arrays, skeleton = epoch.collect(ask.index, ask.lo, ask.hi, check)
         leaves, nbytes = placed(arrays)
         place = ask if nbytes <= ask.capacity else self._grow(ask.ticket, nbytes)
         memory = self._mapped(place.offset, place.capacity)
@@ -106,52 +106,67 @@ class SlotStore(Store):
 class FileStore(Store):
     """One safetensors file per batch in `folder`, which belongs to this store alone and goes with it.
 
+    A file that is not needed any more is used again for the next batch, mapping and all: fresh pages would cost more
+    than filling them.
+
     nbytes  bound on the tensors' bytes in all files together; None: what the file system holds
     """
 
     def __init__(self, folder: str | None = None, nbytes: int | None = None) -> None:
         self.folder = tempfile.mkdtemp(prefix="ddlp-agent-") if folder is None else folder
         self._nbytes = nbytes
-        self._held: dict[int, int] = {}  # ticket -> bytes
+        self._held: dict[int, _BatchFile] = {}  # by ticket
+        self._spare: list[_BatchFile] = []
 
     def make(self, ask: Make, epoch: Epoch, check: Callable[[], None]) -> Made:
         if epoch.layout is None:
             raise DataError("batches without a fixed form cannot be written to files")
         rows = ask.hi - ask.lo
-        nbytes = epoch.layout.nbytes(rows)
-        self._check_room(nbytes)
-        self._held[ask.ticket] = nbytes
+        self._check_room(epoch.layout.nbytes(rows))
+        file = self._held[ask.ticket] = self._file(ask.ticket, epoch.layout, rows)
         try:
-            file = _BatchFile(self._partial(ask.ticket), epoch.layout, rows)
-            epoch.maker.make(ask.index, ask.lo, ask.hi, file.arrays, check)
-            crc = file.finish()
+            epoch.make(ask.index, ask.lo, ask.hi, file.arrays, check)
+            crcs = file.finish()
         except BaseException:
             self.remove(ask.ticket)
             raise
-        return Made(ask.ticket, nbytes, path=self._path(ask.ticket), offset=file.offset, crc=crc)
+        return Made(ask.ticket, file.nbytes, path=self._path(ask.ticket), offset=file.offset, crcs=crcs)
 
     def publish(self, made: Made) -> None:
-        os.rename(self._partial(made.ticket), made.path)
+        self._held[made.ticket].rename(made.path)
 
     def remove(self, ticket: int) -> None:
-        if self._held.pop(ticket, None) is not None:
-            for path in (self._partial(ticket), self._path(ticket)):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+        file = self._held.pop(ticket, None)
+        if file is None:
+            return
+        if len(self._spare) < _SPARE_FILES:
+            file.rename(os.path.join(self.folder, f".spare{ticket}"))
+            self._spare.append(file)
+        else:
+            file.unlink()
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _file(self, ticket: int, layout: Layout, rows: int) -> _BatchFile:
+        """A file to write to, under a name that the host does not read."""
+        path = os.path.join(self.folder, f".b{ticket}.partial")
+        for file in self._spare:
+            if file.fits(layout, rows):
+                self._spare.remove(file)
+                file.rename(path)
+                return file
+        while self._spare:  # of another size: their room may be needed
+            self._spare.pop().unlink()
+        return _BatchFile(path, layout, rows)
+
     def _check_room(self, nbytes: int) -> None:
-        held = sum(self._held.values())
+        held = sum(file.nbytes for file in self._held.values())
         if self._nbytes is not None and held + nbytes > self._nbytes:
             raise OSError(errno.ENOSPC, f"{held} of {self._nbytes} bytes are taken, and the batch needs {nbytes}")
 
     def _path(self, ticket: int) -> str:
         return os.path.join(self.folder, f"b{ticket}.safetensors")
-
-    def _partial(self, ticket: int) -> str:
-        return os.path.join(self.folder, f".b{ticket}.partial")
 
 
 class _BatchFile:
@@ -162,24 +177,39 @@ class _BatchFile:
     """
 
     def __init__(self, path: str, layout: Layout, rows: int) -> None:
+        self._path = path
+        self._form = layout, rows
         self._tensors = _tensors(layout, rows)
-        self.offset = len(_header(self._tensors, 0))
-        self._bytes = raw(_mapped_file(path, self.offset + layout.nbytes(rows)))
+        self.nbytes = layout.nbytes(rows)
+        self.offset = len(_header(self._tensors, [0] * -(-self.nbytes // CHECKED_NBYTES)))
+        self._bytes = raw(_mapped_file(path, self.offset + self.nbytes))
         self._payload = self._bytes[self.offset :]
         self.arrays = [view(self._payload, leaf) for leaf in layout.leaves(rows)]
 
-    def finish(self) -> int:
-        """Write the header; returns the CRC-32 of the tensors' bytes."""
-        crc = zlib.crc32(self._payload)
-        self._bytes[: self.offset] = _header(self._tensors, crc)
-        return crc
+    def fits(self, layout: Layout, rows: int) -> bool:
+        """Whether it can hold such a batch in place of its own."""
+        return self._form == (layout, rows)
+
+    def finish(self) -> tuple[int, ...]:
+        """Write the header; returns the checksums of the tensors' bytes."""
+        crcs = checksums(self._payload)
+        self._bytes[: self.offset] = _header(self._tensors, crcs)
+        return crcs
+
+    def rename(self, path: str) -> None:
+        os.rename(self._path, path)
+        self._path = path
+
+    def unlink(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
 
 
 def _mapped_file(path: str, nbytes: int) -> Any:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.posix_fallocate(fd, 0, nbytes)  # a full disk is an error here, and not a SIGBUS later
-        return mapped(fd, 0, nbytes)
+        return populated(mapped(fd, 0, nbytes))
     finally:
         os.close(fd)
 
@@ -195,9 +225,10 @@ def _tensors(layout: Layout, rows: int) -> dict[str, Any]:
     }
 
 
-def _header(tensors: dict[str, Any], crc: int) -> bytes:
-    """Length and JSON, padded with spaces so that the tensors begin at a multiple of 4096, whatever the `crc`."""
-    text = msgspec.json.encode({"__metadata__": {"crc32": f"{crc:08x}"}, **tensors})
+def _header(tensors: dict[str, Any], crcs: Sequence[int]) -> bytes:
+    """Length and JSON, padded with spaces so that the tensors begin at a multiple of 4096."""
+    metadata = {"crc32": " ".join(f"{crc:08x}" for crc in crcs), "crc32_of_each": str(CHECKED_NBYTES)}
+    text = msgspec.json.encode({"__metadata__": metadata, **tensors})
     nbytes = aligned(_HEADER_LENGTH.size + len(text), _PAYLOAD_ALIGNMENT) - _HEADER_LENGTH.size
     return _HEADER_LENGTH.pack(nbytes) + text.ljust(nbytes)
 

@@ -59,11 +59,11 @@ class Job:
 
 
 class FilePlace(msgspec.Struct, frozen=True):
-    """The `place` of a batch in a file: its bytes begin at `offset` of `path` and have the CRC-32 `crc`."""
+    """The `place` of a batch in a file: its bytes begin at `offset` of `path`, with the checksums of the protocol."""
 
     path: str
     offset: int
-    crc: int
+    crcs: tuple[int, ...]
 
 
 class DeviceStatistics(msgspec.Struct, frozen=True):

@@ -7,7 +7,6 @@ import itertools
 import math
 import os
 import sys
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -71,18 +70,17 @@ class CpuPool(AgentDevice):
     async def _prepare(self, job: Job) -> Open:
         if self._shared is None:
             self._shared = await asyncio.to_thread(_shared, job)
-            self._unshare = weakref.finalize(self, os.close, self._shared.fd)
         return Open(python=True)
 
     def _spawn(self, job: Job, number: int) -> AgentProcess:
-        assert self._shared is not None
-        fd, nbytes, names_main = self._shared
-        arguments = [f"--slots={job.arena.fd}", f"--job={fd},{nbytes}", f"--worker={number}"]
+        shared = self._shared
+        assert shared is not None
+        arguments = [f"--slots={job.arena.fd}", f"--job={shared.fd},{shared.nbytes}", f"--worker={number}"]
         if self._cpus is not None:
             arguments.append(f"--cpus={','.join(map(str, self._cpus))}")
-        if names_main:
+        if shared.names_main:
             arguments.append(f"--main={msgspec.json.encode(_main_module(job)).decode()}")
-        fds = (job.arena.fd, fd)
+        fds = (job.arena.fd, shared.fd)
         return AgentProcess(self.name, number, arguments, fds, lease=job.arena.lease, trusted=True)
 
     def _parts(self, job: Job, rows: int) -> Sequence[tuple[int, int]]:
@@ -122,7 +120,7 @@ class CpuPool(AgentDevice):
 
     def _clean_up(self) -> None:
         if self._shared is not None:
-            self._unshare()
+            self._shared.close()
 
 
 def _shared(job: Job) -> Shared:

@@ -66,7 +66,7 @@ class EmulatedCsd(AgentDevice):
         self._store_bytes = store_bytes
         self._cpus = cpus
         self._faults = faults
-        self._folder = ""
+        self._folder: _Folder | None = None
         self._kept: dict[str, Batch] = {}  # finished batches, by path
 
     @property
@@ -80,12 +80,12 @@ class EmulatedCsd(AgentDevice):
                 " without Map, and no collate_fn or worker_init_fn; or leave this data set to CpuPool"
             )
         self._clean_up()
-        self._folder = tempfile.mkdtemp(prefix="ddlp-", dir=self._store)
-        self._remove = weakref.finalize(self, _remove, self._folder, os.getpid())
-        return Open(*await asyncio.to_thread(_described, job.preparation, self._folder))
+        self._folder, description = await asyncio.to_thread(_loaded, job.preparation, self._store)
+        return description
 
     def _spawn(self, job: Job, number: int) -> AgentProcess:
-        arguments = [f"--folder={self._folder}", f"--slowdown={self._slowdown}"]
+        assert self._folder is not None
+        arguments = [f"--folder={self._folder.path}", f"--slowdown={self._slowdown}"]
         if self._store_bytes is not None:
             arguments.append(f"--store-bytes={self._store_bytes}")
         if self._cpus is not None:
@@ -114,7 +114,7 @@ class EmulatedCsd(AgentDevice):
         return BatchRef(
             batch.claim,
             self.name,
-            FilePlace(made.path, made.offset, made.crc),
+            FilePlace(made.path, made.offset, made.crcs),
             layout.leaves(batch.rows),
             made.nbytes,
             made_s=made.made_s,
@@ -128,21 +128,38 @@ class EmulatedCsd(AgentDevice):
 
     def _clean_up(self) -> None:
         self._kept.clear()
-        if self._folder:
-            self._remove()
+        if self._folder is not None:
+            self._folder.remove()
 
 
-def _described(preparation: Preparation, folder: str) -> tuple[bytes, bytes]:
-    """(data set, recipe) as JSON; arrays in memory are written to `folder` first, as one loads data onto a device."""
-    try:
-        return preparation.describe()
-    except UsageError:
-        if not isinstance(preparation.dataset, ArrayDataset):
-            raise
-        data = preparation.dataset.saved(os.path.join(folder, "data"))
-        return Preparation(data, preparation.recipe).describe()
+class _Folder:
+    """A private folder in `parent`, until `remove`, or until nobody refers to this any more."""
+
+    def __init__(self, parent: str | os.PathLike[str] | None) -> None:
+        self.path = tempfile.mkdtemp(prefix="ddlp-", dir=parent)
+        self.remove = weakref.finalize(self, _remove, self.path, os.getpid())
 
 
 def _remove(folder: str, owner: int) -> None:
     if os.getpid() == owner:  # and not in a process forked from it
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _loaded(preparation: Preparation, store: str | os.PathLike[str] | None) -> tuple[_Folder, Open]:
+    """The device's folder, and what it is to open. Arrays in memory are written there, as one loads data onto a device."""
+    folder = _Folder(store)
+    try:
+        return folder, Open(*_described(preparation, os.path.join(folder.path, "data")))
+    except BaseException:
+        folder.remove()
+        raise
+
+
+def _described(preparation: Preparation, folder: str) -> tuple[bytes, bytes]:
+    """(data set, recipe) as JSON, of a copy in `folder` where only this process has the data."""
+    try:
+        return preparation.describe()
+    except UsageError:
+        if not isinstance(preparation.dataset, ArrayDataset):
+            raise
+        return Preparation(preparation.dataset.saved(folder), preparation.recipe).describe()

@@ -73,12 +73,13 @@ class AgentProcess:
         self.connection.greet(message)
 
     def end(self, why: DdlpError) -> asyncio.Future[None]:
-        """Hang up: whatever is asked of it fails with `why`.
+        """Hang up, and ask the process to end: whatever is asked of it fails with `why`.
 
         What is returned is done when the process has ended, by itself or killed after END_S.
         """
         self.connection.lose(why)
         self.hang_up()
+        self._process.terminate()  # for one that is stuck in a sample and does not listen
         self._kill_soon()
         return self.ended
 

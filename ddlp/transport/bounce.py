@@ -6,8 +6,10 @@ import asyncio
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ddlp.agent.protocol import CHECKED_NBYTES
 from ddlp.devices.base import FilePlace
 from ddlp.errors import BatchFailed
 from ddlp.transport.base import Transport
@@ -16,11 +18,11 @@ if TYPE_CHECKING:
     from ddlp.memory import Slot
     from ddlp.types import BatchRef
 
-_THREADS = 2  # the batch that training waits for, and the one after it
+_THREADS = 2  # that read parts of one batch at the same time
 
 
 class BounceTransport(Transport):
-    """Reads in threads of its own, so that the event loop never waits for a disk; checks length and CRC-32."""
+    """Reads in threads of its own, so that the event loop never waits for a disk; checks length and checksums."""
 
     name = "bounce"
 
@@ -31,10 +33,12 @@ class BounceTransport(Transport):
         return None if isinstance(ref.place, FilePlace) else "the batch does not lie in a file"
 
     async def fetch(self, ref: BatchRef, slot: Slot) -> None:
-        # The view keeps the slot's memory until the thread is done with it, even when this call is cancelled.
+        # The view keeps the slot's memory until the threads are done with it, even when this call is cancelled.
         view = slot.memory[: ref.nbytes]
+        parts = [range(first, len(ref.place.crcs), _THREADS) for first in range(_THREADS)]
+        run = partial(asyncio.get_running_loop().run_in_executor, self._threads)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, _read, ref.place, view)
+            await asyncio.gather(*(run(_read, ref.place, view, part) for part in parts if part))
         except OSError as error:
             raise BatchFailed(f"{ref.claim} of {ref.device}: {error}") from error
 
@@ -42,18 +46,24 @@ class BounceTransport(Transport):
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
 
-def _read(place: FilePlace, out: memoryview) -> None:
-    """Fill `out`. Raises OSError naming the file when it is missing, too short or damaged."""
+def _read(place: FilePlace, batch: memoryview, parts: range) -> None:
+    """Read these parts of CHECKED_NBYTES each. Raises OSError naming the file where it is missing, cut or damaged."""
     fd = os.open(place.path, os.O_RDONLY)
     try:
-        done = 0
-        while done < len(out):
-            count = os.preadv(fd, [out[done:]], place.offset + done)
-            if count == 0:
-                raise OSError(f"{place.path!r} ends {len(out) - done} bytes too early")
-            done += count
+        for part in parts:
+            at = part * CHECKED_NBYTES
+            _read_part(fd, place, at, batch[at : at + CHECKED_NBYTES], place.crcs[part])
     finally:
         os.close(fd)
-    crc = zlib.crc32(out)
-    if crc != place.crc:
-        raise OSError(f"{place.path!r} is damaged: its CRC-32 is {crc:08x}, not {place.crc:08x}")
+
+
+def _read_part(fd: int, place: FilePlace, at: int, out: memoryview, crc: int) -> None:
+    done = 0
+    while done < len(out):
+        count = os.preadv(fd, [out[done:]], place.offset + at + done)
+        if count == 0:
+            raise OSError(f"{place.path!r} ends {len(out) - done} bytes too early")
+        done += count
+    found = zlib.crc32(out)
+    if found != crc:
+        raise OSError(f"{place.path!r} is damaged: bytes from {at} on have the CRC-32 {found:08x}, not {crc:08x}")
