@@ -420,7 +420,7 @@ class Epoch:
         made = sum(meter.count for meter in meters)
         # A few batches say less than the whole last epoch did.
         make_s = combined(meters) if made >= 10 or prior.make_s is None else prior.make_s
-        step_s = self._steps[side].make_s
+        step_s = self._steps[side].mean_s
         return Rates(make_s, prior.step_s if step_s is None else step_s, prior.made + made)
 
     def _notify(self) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-WINDOW = 32  # batches that a pace rests on
+WINDOW = 32  # batches that the present pace rests on
 
 
 class Meter:
-    """The pace of one device: the time in which it had work, per finished batch, over the last WINDOW batches."""
+    """The pace of one device: the time in which it had work, per finished batch."""
 
     __slots__ = ("_active", "_busy_s", "_marks", "_since", "count", "last_finish")
 
@@ -51,13 +51,18 @@ class Meter:
 
     @property
     def make_s(self) -> float | None:
-        """Seconds per batch; None before the first."""
+        """Seconds per batch over the last WINDOW of them, which shows a change; None before the first."""
         return (self._marks[-1] - self._marks[0]) / (len(self._marks) - 1) if self.count else None
+
+    @property
+    def mean_s(self) -> float | None:
+        """Seconds per batch over all of them, which is steadier; None before the first."""
+        return self._marks[-1] / self.count if self.count else None
 
 
 def combined(meters: Iterable[Meter]) -> float | None:
     """Seconds per batch of devices that work side by side; None when none of them has finished any."""
-    paces = [meter.make_s for meter in meters if meter.make_s is not None]
+    paces = [meter.mean_s for meter in meters if meter.mean_s is not None]
     if not paces:
         return None
     if min(paces) <= 0.0:
