@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ddlp.data import decode
+from ddlp.data.array_rows import ArrayRows, RawRows
 from ddlp.data.arrays import ArrayDataset
 from ddlp.data.base import Source, digest
 from ddlp.data.collate import collate
+from ddlp.data.image_rows import ImageRows, samples_of
 from ddlp.data.layout import check_arguments, form_and_layout
 from ddlp.data.ops import Map
 from ddlp.data.python import pack, seed_generators, why_unpicklable
 from ddlp.data.recipe import Recipe
-from ddlp.data.rows import ArrayRows, ImageRows, RawRows, Rows, sample_error, samples_of
+from ddlp.data.rows import sample_error
 from ddlp.data.sampling import Plan
 from ddlp.data.sources import open_source
 from ddlp.errors import DataError, UsageError
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ddlp.data.rows import Rows
     from ddlp.data.sampling import ListedPlan
 
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ddlp.agent.protocol import CHECKED_NBYTES
@@ -35,12 +34,14 @@ class BounceTransport(Transport):
     async def fetch(self, ref: BatchRef, slot: Slot) -> None:
         # The view keeps the slot's memory until the threads are done with it, even when this call is cancelled.
         view = slot.memory[: ref.nbytes]
-        parts = [range(first, len(ref.place.crcs), _THREADS) for first in range(_THREADS)]
-        run = partial(asyncio.get_running_loop().run_in_executor, self._threads)
-        try:
-            await asyncio.gather(*(run(_read, ref.place, view, part) for part in parts if part))
-        except OSError as error:
-            raise BatchFailed(f"{ref.claim} of {ref.device}: {error}") from error
+        loop, count = asyncio.get_running_loop(), len(ref.place.crcs)
+        parts = [range(first, count, _THREADS) for first in range(min(count, _THREADS))]
+        reading = [loop.run_in_executor(self._threads, _read, ref.place, view, part) for part in parts]
+        if reading:
+            await asyncio.wait(reading)
+        for error in filter(None, (part.exception() for part in reading)):
+            # Without its traceback, which would keep the slot's memory as long as somebody keeps the error.
+            raise BatchFailed(f"{ref.claim} of {ref.device}: {error}") from error.with_traceback(None)
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)

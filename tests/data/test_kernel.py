@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 import ddlp
-from ddlp.data import decode, pixels, rows
+from ddlp.data import decode, image_rows, pixels
 from ddlp.data.decode import View
 from ddlp.data.maker import Preparation
 from ddlp.data.pixels import part_of
@@ -189,7 +189,7 @@ def test_with_and_without_the_extension_the_bytes_are_the_same(photos, monkeypat
         return out
 
     fast = batch()
-    monkeypatch.setattr(rows, "kernel", lambda: None)
+    monkeypatch.setattr(image_rows, "kernel", lambda: None)
     for one, other in zip(fast, batch(), strict=True):
         np.testing.assert_array_equal(one, other)
 
