@@ -17,13 +17,14 @@ from ddlp.policies.wrr import WRR
 from ddlp.queue import DualEndedQueue
 from ddlp.session import Session
 from ddlp.stats import BatchInfo, LoaderStatistics, explain
-from ddlp.tensors import Unpacker
+from ddlp.tensors import Unpacker, is_accelerator
 from ddlp.types import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ddlp.bridge import Stream
+    from ddlp.data.ops import Normalize
     from ddlp.data.recipe import Recipe
     from ddlp.devices.base import Device
 
@@ -115,11 +116,13 @@ class Loader:
         self.sampler = sampler
         self.batch_sampler = batch_sampler
         self.rank, self.world_size = rank or 0, world_size or 1
-        self._preparation = Preparation(dataset, recipe, collate_fn, worker_init_fn)
+        whole = Preparation(dataset, recipe, collate_fn, worker_init_fn)
+        self._preparation, on_target = _divided(whole, accelerator=is_accelerator(target))
+        self._fingerprint = whole.fingerprint
         self._recipe = recipe
         self._policy = _policy(policy)
         self._devices = _named([CpuPool(num_workers or None)] if devices is None else devices)
-        self._unpack = Unpacker(target)
+        self._unpack = Unpacker(target, on_target)
         self._target, self._prefetch, self._timeout = target, prefetch, timeout or None
         self._plan_of(0)  # raises for sizes and ranks that make no sense
         self._next_epoch = 0
@@ -301,7 +304,7 @@ class Loader:
         """What a state must agree with."""
         return {
             "samples": self._preparation.samples,
-            "fingerprint": self._preparation.fingerprint,
+            "fingerprint": self._fingerprint,
             "recipe": None if self._recipe is None else self._recipe.digest,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
@@ -411,6 +414,21 @@ class _Iteration:
     def _hand_on(self, batch: Any) -> Any:
         self._course.note(batch)
         return self._loader._unpack(batch)
+
+
+def _divided(whole: Preparation, *, accelerator: bool) -> tuple[Preparation, Normalize | None]:
+    """What the devices do of `whole`, and what the target does."""
+    if whole.recipe is None:
+        return whole, None
+    recipe, on_target = whole.recipe.split(accelerator=accelerator)
+    if on_target is None:
+        return whole, None
+    part = Preparation(whole.dataset, recipe, whole.collate_fn, whole.worker_init_fn)
+    if part.layout is not None and part.layout.fields[0].dtype == "uint8":
+        return part, on_target
+    if on_target.where == "target":
+        raise UsageError(f'Normalize(where="target") takes uint8 pixels, not {part.layout}: leave it to the workers')
+    return whole, None
 
 
 def _policy(policy: str | Policy) -> Policy:

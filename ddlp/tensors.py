@@ -10,11 +10,12 @@ from ddlp.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
+    from ddlp.data.ops import Normalize
     from ddlp.engine import Delivered
 
 
 class Unpacker:
-    """Makes a delivered batch into tensors on `target`.
+    """Makes a delivered batch into tensors on `target`, and does there what is left of the recipe: `normalize`.
 
     On the CPU they share the slot's memory, and the slot is free again when the last of them is gone. On an
     accelerator they are copies there.
@@ -23,22 +24,23 @@ class Unpacker:
         UsageError: there is no such target.
     """
 
-    def __init__(self, target: str) -> None:
-        import torch
-
-        try:
-            self._device = torch.device(target)
-        except RuntimeError as error:
-            raise UsageError(f"target {target!r} is no device that torch knows: {error}") from error
-        if self._device.type == "cuda" and not torch.cuda.is_available():
-            raise UsageError(f"target {target!r}: torch sees no CUDA device here")
+    def __init__(self, target: str, normalize: Normalize | None = None) -> None:
+        self._device = _device(target)
+        self._table = None if normalize is None else _columns(normalize, self._device)
 
     def __call__(self, batch: Delivered) -> Any:
         tensors = tuple(
             self._tensor(array, leaf.dtype)
             for array, leaf in zip(batch.value.hand_over(batch.ref.leaves), batch.ref.leaves, strict=True)
         )
-        return tensors if batch.ref.skeleton is None else unpack(batch.ref.skeleton, tensors)
+        if batch.ref.skeleton is not None:
+            return unpack(batch.ref.skeleton, tensors)
+        return tensors if self._table is None else (self._normalised(tensors[0], *self._table), *tensors[1:])
+
+    @staticmethod
+    def _normalised(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+        """Float32 (batch, channel, height, width) of uint8 ones, rounded after each step as a worker rounds."""
+        return images.float().div_(255).sub_(mean).div_(std)
 
     def _tensor(self, array: Any, dtype: str) -> torch.Tensor:
         import torch
@@ -47,3 +49,28 @@ class Unpacker:
         if dtype == "bfloat16":  # numpy has no such type: the bytes travel as integers of the same size
             tensor = tensor.view(torch.bfloat16)
         return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=False)
+
+
+def is_accelerator(target: str) -> bool:
+    """Whether batches leave the CPU. Raises UsageError where there is no such target."""
+    return _device(target).type != "cpu"
+
+
+def _device(target: str) -> torch.device:
+    import torch
+
+    try:
+        device = torch.device(target)
+    except RuntimeError as error:
+        raise UsageError(f"target {target!r} is no device that torch knows: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"target {target!r}: torch sees no CUDA device here")
+    return device
+
+
+def _columns(normalize: Normalize, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mean, std), each (channel, 1, 1) float32 on the device."""
+    import torch
+
+    mean, std = (torch.tensor(values, dtype=torch.float32, device=device) for values in (normalize.mean, normalize.std))
+    return mean[:, None, None], std[:, None, None]

@@ -163,6 +163,39 @@ def test_replay_gives_the_recorded_order(small_images: Path) -> None:
     assert all(torch.equal(one[2], other[2]) for one, other in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("recipe", ["imagenet_train", "cifar_eval"])
+def test_normalising_on_the_target_changes_nothing(small_images: Path, recipe: str) -> None:
+    """Normalize(where="target"): uint8 comes from the devices, and the loop gets the very same floats."""
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 9, 9, 3), dtype=np.uint8)
+    data = ddlp.ImageFolder(small_images) if recipe == "imagenet_train" else ddlp.ArrayDataset(pixels, np.arange(20))
+    plain = getattr(ddlp.recipes, recipe)()
+    *first, last = plain
+    moved = ddlp.Recipe([*first, ddlp.data.ops.Normalize(last.mean, last.std, where="target")])
+    assert moved.digest == plain.digest
+
+    def run(recipe: ddlp.Recipe) -> tuple[list[torch.Tensor], Any]:
+        with Loader(data, recipe, batch_size=7, shuffle=True, devices=[CpuPool(1)], policy="mte") as loader:
+            return [images.clone() for images, _ in loader], loader.state_dict()
+
+    (one, state), (other, other_state) = run(plain), run(moved)
+    assert state == other_state
+    assert one[0].dtype == other[0].dtype == torch.float32
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_only_the_last_step_can_run_on_the_target(arrays: ddlp.ArrayDataset) -> None:
+    """Cutout after Normalize(where="target"), and pixels that are no bytes, are refused with the reason."""
+    images = ddlp.ArrayDataset(np.zeros((4, 8, 8, 3), np.uint8), np.zeros(4))
+    normalize = ddlp.data.ops.Normalize((0.5,) * 3, (0.5,) * 3, where="target")
+    with pytest.raises(ddlp.UsageError, match="Cutout"):
+        Loader(images, ddlp.Recipe([normalize, ddlp.data.ops.Cutout(2)]))
+    floats = ddlp.ArrayDataset(np.zeros((4, 8, 8, 3), np.float32), np.zeros(4))
+    with pytest.raises(ddlp.UsageError, match="uint8"):
+        Loader(floats, ddlp.Recipe([normalize]))
+    with pytest.raises(ddlp.UsageError, match="where"):
+        ddlp.data.ops.Normalize((0.5,), (0.5,), where="elsewhere")
+
+
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
@@ -227,8 +260,7 @@ def test_breaking_off_leaves_the_loader_usable(small_images: Path, nothing_left:
         for _ in loader:
             break
         with pytest.raises(ZeroDivisionError):
-            for _ in loader:
-                _ = 1 / 0
+            sum(1 / 0 for _ in loader)
         next(iter(loader))
         assert sum(len(labels) for _, labels in loader) == 60
         assert loader.statistics().epoch == 3
@@ -298,7 +330,7 @@ def test_importing_ddlp_imports_no_torch() -> None:
 
 
 def test_a_second_iteration_is_refused_at_once(arrays: ddlp.ArrayDataset) -> None:
-    """Two iterations over one loader would split the data silently, so the second is a RuntimeError; then one may go on."""
+    """Two iterations over one loader would split the data silently: the second is a RuntimeError, the first goes on."""
     with Loader(arrays, batch_size=10) as loader:
         batches = iter(loader)
         next(batches)

@@ -72,19 +72,27 @@ class Map(Operation, frozen=True):
         return Form(height, width, channels, self.dtype or form.dtype)
 
 
-class Normalize(Operation, frozen=True):
-    """(x / 255 - mean) / std of each channel, in float32; floating-point images are not divided by 255."""
+class Normalize(Operation, frozen=True, omit_defaults=True):
+    """(x / 255 - mean) / std of each channel, in float32; floating-point images are not divided by 255.
+
+    `where` says who does it: "worker", "target" (uint8 crosses, a quarter of the bytes, and the loader normalises the
+    whole batch on its target), or "auto": on the target when that is an accelerator. The values are the same, and so
+    is the recipe's digest. It can only be the target's when nothing follows it and the pixels are uint8.
+    """
 
     STAGE: ClassVar[int] = 3
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    where: str = "auto"
 
     def __post_init__(self) -> None:
         fix_floats(self, "mean", self.mean, None)
         fix_floats(self, "std", self.std, len(self.mean))
         if not all(std > 0 for std in self.std):
             raise UsageError(f"Normalize: std must be positive: {self.std}")
+        if self.where not in ("auto", "worker", "target"):
+            raise UsageError(f'Normalize: where must be "auto", "worker" or "target": {self.where!r}')
 
     def output(self, form: Form) -> Form:
         if len(self.mean) != form.channels:

@@ -67,7 +67,7 @@ class Recipe(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> str:
         """Twelve hex digits that name the recipe on every machine; of a Map only the function's name is known."""
-        canonical = msgspec.json.encode(self.operations, enc_hook=_name)
+        canonical = msgspec.json.encode([_anywhere(op) for op in self.operations], enc_hook=_name)
         return hashlib.sha256(canonical).hexdigest()[:12]
 
     def of(self, kind: type[T]) -> list[T]:
@@ -90,6 +90,21 @@ class Recipe(msgspec.Struct, frozen=True):
     def on_arrays(self) -> bool:
         """Whether it only moves pixels and changes their values, so that whole batches of arrays can be worked on."""
         return self.decode is None and all(isinstance(op, Rearrangement) for op in self.of(Geometry))
+
+    def split(self, *, accelerator: bool) -> tuple[Recipe, Normalize | None]:
+        """(what the workers do, what is left for the target), for a target that is an accelerator or not.
+
+        Raises:
+            UsageError: Normalize is to run on the target, and something follows it.
+        """
+        last, normalize = self.operations[-1] if self.operations else None, self.normalize
+        if normalize is None or normalize.where == "worker" or (normalize.where == "auto" and not accelerator):
+            return self, None
+        if last is normalize:
+            return Recipe(self.operations[:-1]), normalize
+        if normalize.where == "auto":
+            return self, None
+        raise UsageError(f'{last} follows Normalize(where="target"): only the last operation can run on the target')
 
     def mapped(self, form: Form) -> Form:
         """The form of a sample before Normalize. Raises UsageError, naming the shapes, where it does not fit."""
@@ -132,6 +147,11 @@ def check_pillow(form: Form) -> None:
     """Raise UsageError where images of `form` cannot be given to Pillow, which resizes and converts."""
     if form.dtype != "uint8" or form.channels not in CHANNELS.values():
         raise UsageError(f"images that are decoded or resized must be uint8 with 1 or 3 channels, not {form}")
+
+
+def _anywhere(op: Operation) -> Operation:
+    """The operation without what does not change its result."""
+    return msgspec.structs.replace(op, where="auto") if isinstance(op, Normalize) else op
 
 
 def _output(form: Form, op: Operation) -> Form:
