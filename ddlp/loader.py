@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -260,6 +261,7 @@ class Loader:
         queue, self._resume = self._resume or DualEndedQueue(len(plan)), None
         self._next_epoch += 1
         self._last = _Course(number, plan, queue, session.start(plan, queue), self._row, session)
+        importlib.import_module("torch")  # the first batches need it; the workers start meanwhile
         iteration = _Iteration(self, self._last)
         self._iteration = weakref.ref(iteration)
         return iteration

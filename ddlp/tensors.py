@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from ddlp.data.python import unpack
@@ -19,14 +20,11 @@ class Unpacker:
 
     On the CPU they share the slot's memory, and the slot is free again when the last of them is gone. On an
     accelerator they are copies there.
-
-    Raises:
-        UsageError: there is no such target.
     """
 
     def __init__(self, target: str, normalize: Normalize | None = None) -> None:
-        self._device = _device(target)
-        self._table = None if normalize is None else _columns(normalize, self._device)
+        self._target = target
+        self._normalize = normalize
 
     def __call__(self, batch: Delivered) -> Any:
         tensors = tuple(
@@ -35,12 +33,7 @@ class Unpacker:
         )
         if batch.ref.skeleton is not None:
             return unpack(batch.ref.skeleton, tensors)
-        return tensors if self._table is None else (self._normalised(tensors[0], *self._table), *tensors[1:])
-
-    @staticmethod
-    def _normalised(images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
-        """Float32 (batch, channel, height, width) of uint8 ones, rounded after each step as a worker rounds."""
-        return images.float().div_(255).sub_(mean).div_(std)
+        return tensors if self._normalize is None else (self._normalised(tensors[0]), *tensors[1:])
 
     def _tensor(self, array: Any, dtype: str) -> torch.Tensor:
         import torch
@@ -48,15 +41,27 @@ class Unpacker:
         tensor = torch.from_numpy(array)
         if dtype == "bfloat16":  # numpy has no such type: the bytes travel as integers of the same size
             tensor = tensor.view(torch.bfloat16)
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=False)
+        return tensor if self._target == "cpu" else tensor.to(self._target)
+
+    def _normalised(self, images: torch.Tensor) -> torch.Tensor:
+        """Float32 (batch, channel, height, width) of uint8 ones, rounded after each step as a worker rounds."""
+        return images.float().div_(255).sub_(self._column("mean")).div_(self._column("std"))
+
+    @functools.cache  # noqa: B019  # an unpacker lives as long as its loader
+    def _column(self, name: str) -> torch.Tensor:
+        """The mean or std of each channel, (channel, 1, 1) float32 on the target."""
+        import torch
+
+        return torch.tensor(getattr(self._normalize, name), dtype=torch.float32, device=self._target)[:, None, None]
 
 
 def is_accelerator(target: str) -> bool:
-    """Whether batches leave the CPU. Raises UsageError where there is no such target."""
-    return _device(target).type != "cpu"
+    """Whether batches leave the CPU. Raises UsageError where there is no such target.
 
-
-def _device(target: str) -> torch.device:
+    "cpu" is answered without torch, whose import takes a second that the start of the workers can be used for.
+    """
+    if target == "cpu":
+        return False
     import torch
 
     try:
@@ -65,12 +70,4 @@ def _device(target: str) -> torch.device:
         raise UsageError(f"target {target!r} is no device that torch knows: {error}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"target {target!r}: torch sees no CUDA device here")
-    return device
-
-
-def _columns(normalize: Normalize, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mean, std), each (channel, 1, 1) float32 on the device."""
-    import torch
-
-    mean, std = (torch.tensor(values, dtype=torch.float32, device=device) for values in (normalize.mean, normalize.std))
-    return mean[:, None, None], std[:, None, None]
+    return device.type != "cpu"
