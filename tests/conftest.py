@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def write_images(folder: Path, count: int, *, classes: int = 4, seed: int = 0, size: tuple[int, int] = (48, 36)) -> Path:
+def write_images(
+    folder: Path, count: int, *, classes: int = 4, seed: int = 0, size: tuple[int, int] = (48, 36)
+) -> Path:
     """`count` small JPEG files of smooth noise, all different, in ImageFolder layout."""
     rng = np.random.default_rng(seed)
     for number in range(count):
@@ -37,7 +40,8 @@ def processes() -> set[int]:
     """Children of this process, however deep."""
     found: set[int] = set()
     for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        found |= {int(pid) for pid in (task / "children").read_text().split()}
+        with contextlib.suppress(OSError):  # the thread has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
     return found
 
 
@@ -52,13 +56,18 @@ def descriptors() -> set[str]:
     return names
 
 
+def shared_memory() -> set[str]:
+    """What lies in /dev/shm, semaphores of other programs apart."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+
+
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """No process, thread of ours, file descriptor or shared-memory file may outlive the test."""
     uvloop.new_event_loop().close()  # libuv keeps one pipe per process, from the first loop on
-    before = processes(), descriptors(), set(os.listdir("/dev/shm"))
+    before = processes(), descriptors(), shared_memory()
     yield
     assert processes() <= before[0], "a process is left"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ddlp")], "a thread is left"
     assert descriptors() <= before[1], "a file descriptor is left"
-    assert set(os.listdir("/dev/shm")) <= before[2], "something is left in /dev/shm"
+    assert shared_memory() <= before[2], "something is left in /dev/shm"

@@ -291,10 +291,7 @@ def test_repr_shows_the_state(arena):
 
 def loaded(obj: object) -> object:
     shared = share(obj)
-    try:
-        return load_shared(shared.fd, shared.nbytes)
-    finally:
-        os.close(shared.fd)
+    return load_shared(shared.fd, shared.nbytes)
 
 
 def test_arrays_are_shared_and_not_copied():
@@ -312,7 +309,7 @@ def test_writing_to_a_shared_array_stays_private():
     """A reader may write to its arrays, and nobody else sees it."""
     shared = share(np.zeros(5000))
     mine, theirs = load_shared(shared.fd, shared.nbytes), load_shared(shared.fd, shared.nbytes)
-    os.close(shared.fd)
+    shared.close()
     mine[:] = 1
     assert (theirs == 0).all()
 
@@ -348,7 +345,5 @@ def test_main_is_noticed_only_where_it_is_meant():
         classes = share(in_main)
     finally:
         del __main__.InMain
-    os.close(texts.fd)
-    os.close(classes.fd)
     assert classes.names_main
     assert not texts.names_main

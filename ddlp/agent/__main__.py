@@ -48,7 +48,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, functools.partial(_end, server))
     if arguments.parent is not None:
         # A store of files is to be removed first; an agent with nothing to leave behind ends even while it is stuck.
-        _die_with(arguments.parent, signal.SIGTERM if arguments.slots is None else signal.SIGKILL)
+        _tell_us_its_end(signal.SIGTERM if arguments.slots is None else signal.SIGKILL)
+        if os.getppid() != arguments.parent:  # it ended before we could ask
+            _end(server)
     server.serve()
     _end(server)
 
@@ -108,12 +110,10 @@ def _import_main(main_module: dict[str, Any]) -> None:
         del process._inheriting
 
 
-def _die_with(parent: int, signum: int) -> None:
+def _tell_us_its_end(signum: int) -> None:
     """Get `signum` when the parent ends, even if somebody else, forked from it, still holds the other end."""
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum))
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _end(server: Server, *_: object) -> None:

@@ -111,8 +111,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 class Made(msgspec.Struct, frozen=True, tag=True, gc=False):
     """What a ticket asked for is done: `nbytes` of it. Times are seconds.
 
-    A file store says where the batch lies: its bytes begin at `offset` of the file `path` and have these
-    `checksums`.
+    A file store says where the batch lies: its bytes begin at `offset` of the file `path`, `crcs` are their checksums.
     A batch without a fixed form brings its `leaves` and its `skeleton`.
     """
 

@@ -210,6 +210,9 @@ def _mapped_file(path: str, nbytes: int) -> Any:
     try:
         os.posix_fallocate(fd, 0, nbytes)  # a full disk is an error here, and not a SIGBUS later
         return populated(mapped(fd, 0, nbytes))
+    except BaseException:
+        os.unlink(path)
+        raise
     finally:
         os.close(fd)
 

@@ -146,7 +146,7 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def _loaded(preparation: Preparation, store: str | os.PathLike[str] | None) -> tuple[_Folder, Open]:
-    """The device's folder, and what it is to open. Arrays in memory are written there, as one loads data onto a device."""
+    """The device's folder, and what it is to open; arrays in memory go there, as one loads data onto a device."""
     folder = _Folder(store)
     try:
         return folder, Open(*_described(preparation, os.path.join(folder.path, "data")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -104,12 +105,13 @@ async def opened(device: D, work: Work) -> AsyncIterator[D]:
         yield device
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for what another process does."""
-    for _ in range(1000):
+async def until(condition: Callable[[], object], pause_s: float = 0.005) -> None:
+    """Wait for what another process does; with a pause of 0, at every turn of the loop."""
+    end = time.monotonic() + 10.0
+    while time.monotonic() < end:
         if condition():
             return
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(pause_s)
     raise AssertionError("it never came true")
 
 

@@ -33,6 +33,12 @@ class Slow(Rows):
         return super().__getitem__(index)
 
 
+class Slower(Slow):
+    """Takes so long that a busy machine makes no difference."""
+
+    seconds = 0.04
+
+
 class Ragged(Rows):
     """A batch is as large as its largest sample id says."""
 
@@ -98,3 +104,16 @@ class Counting:
     def __call__(self, batch: list) -> np.ndarray:
         self.array += 1
         return self.array
+
+
+class Images(Rows):
+    """Images of one colour, that of their number; that of `slow` takes a while."""
+
+    def __init__(self, slow: int) -> None:
+        super().__init__()
+        self.slow = slow
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        if index == self.slow:
+            time.sleep(0.2)
+        return np.full((32, 32, 3), index, np.uint8), index
