@@ -21,7 +21,7 @@ from ddlp.data.maker import Maker, Preparation
 from ddlp.devices.base import Capabilities, FilePlace
 from ddlp.devices.process import AgentProcess
 from ddlp.devices.remote import PARTS_EACH, AgentDevice
-from ddlp.errors import DataError, UsageError
+from ddlp.errors import DataError, DeviceLost, UsageError
 from ddlp.types import BatchRef, Side
 
 if TYPE_CHECKING:
@@ -110,6 +110,9 @@ class EmulatedCsd(AgentDevice):
     def _ref(self, batch: Batch) -> BatchRef:
         layout, (made,) = batch.job.preparation.layout, batch.made
         assert layout is not None
+        assert self._folder is not None
+        if os.path.dirname(made.path) != self._folder.path:
+            raise DeviceLost(f"{self.name}: the agent names a file outside of its store: {made.path!r}")
         self._kept[made.path] = batch
         return BatchRef(
             batch.claim,
