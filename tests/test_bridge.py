@@ -159,8 +159,7 @@ def test_an_epoch_that_is_closed_early_ends_and_frees_the_store(start: Any) -> N
     assert run.ended.wait(5.0)
     assert not run.device.stored
     with pytest.raises(ClosedError):
-        for _ in range(10):
-            run.stream.take()
+        list(run.plain())
 
 
 def test_what_ends_the_epoch_reaches_the_training_loop(start: Any) -> None:
