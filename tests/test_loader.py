@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -608,3 +609,48 @@ def test_it_tells_what_happened(arrays: ddlp.ArrayDataset) -> None:
 def _clean_loop() -> Iterator[None]:
     yield
     gc.collect()
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.15, 0.4])
+def test_ctrl_c_ends_a_script_with_one_traceback(small_images: Path, moment_s: float) -> None:
+    """SIGINT to the whole process group, as a terminal sends it: one KeyboardInterrupt, and no process is left."""
+    body = f"""
+        import time, ddlp
+        data = ddlp.ImageFolder({str(small_images)!r})
+        loader = ddlp.Loader(data, ddlp.recipes.imagenet_train(64), batch_size=4,
+                             devices=[ddlp.CpuPool(2), ddlp.EmulatedCsd()])
+        print("ready", flush=True)
+        while True:
+            for _ in loader:
+                time.sleep(0.01)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(body)]
+    script = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == "ready\n"
+    time.sleep(moment_s)
+    os.killpg(script.pid, signal.SIGINT)
+    _, errors = script.communicate(timeout=15)
+    assert script.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1, errors
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    deadline = time.monotonic() + 5.0
+    while (left := agents_of(script.pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+
+
+def agents_of(pid: int) -> list[str]:
+    """The command lines of agents that this process has started."""
+    lines = []
+    for entry in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{entry}/cmdline") as file:
+                line = file.read().replace("\0", " ")
+        except OSError:
+            continue
+        if f"--parent={pid} " in line:
+            lines.append(line)
+    return lines
