@@ -90,9 +90,9 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, default=16, help="images per batch (default: %(default)s)")
     add("--workers", type=int, help="worker processes of the host (default: one per core that the host has)")
     add("--slowdown", type=float, default=4.0, help="how much slower the CSD is than one core (default: %(default)s)")
-    add("--step-ms", type=float, default=20.0, help="what a training step takes (default: %(default)s)")
+    add("--step-ms", type=float, default=5.0, help="what a training step takes (default: %(default)s)")
     add("--train", action="store_true", help="train a small network instead of waiting for --step-ms")
-    add("--epochs", type=int, default=1, help="epochs of each loader; the last one is shown (default: %(default)s)")
+    add("--epochs", type=int, default=2, help="epochs of each loader; the last one is shown (default: %(default)s)")
     add("--data", metavar="FOLDER", help="your own images, FOLDER/class/name.jpg (default: made once, and kept)")
 
 

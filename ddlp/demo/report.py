@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ddlp.demo.loaders import Result, Work
 
 LEGEND = """\
-epoch s     from asking for the first batch until the last step has ended; the start of the workers is part of it
+epoch s     of the last epoch, from asking for the first batch until the last step has ended
 waited s    of that, how long training waited for a batch
 CSD share   of the batches that were made by the CSD
 host CPU s  user and system time of this process and its workers, from /proc, without the process that is the CSD
