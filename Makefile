@@ -6,7 +6,7 @@ VENV := .venv
 STAMP := $(VENV)/.ready
 RUN := $(VENV)/bin/python
 
-.PHONY: setup demo test lint types bench clean
+.PHONY: setup demo test lint types bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,10 @@ test: lint types
 bench: setup
 	$(RUN) benchmarks/overhead.py
 	$(RUN) benchmarks/overlap.py
+
+bench-peers: setup
+	-$(RUN) benchmarks/peers/setup.py  # what cannot be made is left out, and named
+	$(RUN) benchmarks/peers/run.py --report docs/benchmarks.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

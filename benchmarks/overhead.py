@@ -64,7 +64,7 @@ def through_bridge(batches: int, count: int, policy: Policy) -> float:
 
     owner = object()
     thread = LoopThread.acquire(owner, nothing)
-    stream = Stream(thread, prefetch=2, timeout=60.0)
+    stream = Stream(thread, prefetch=2, timeout=60.0, unpack=lambda batch: batch)
 
     async def work() -> None:
         epoch = await make_epoch(batches, count, policy)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ddlp.engine import Delivered, Epoch
+    from ddlp.types import Claim
 
 T = TypeVar("T")
 
@@ -82,13 +83,19 @@ class LoopThread:
 
     def ask(self, question: Callable[[], T]) -> T:
         """The answer of a plain function that runs on the background loop. Raises what it raises."""
-        if self.loop.is_closed():  # nothing can change any more
+        self.check_process()
+        if self.loop.is_closed() or self.is_current:  # nothing can change, or nobody else can change it
             return question()
 
         async def answer() -> T:
             return question()
 
         return self.submit(answer()).result()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this very thread is it: a finaliser may run anywhere."""
+        return self._thread is threading.current_thread()
 
     def check_process(self) -> None:
         """Raise ClosedError in a forked child: neither the thread nor the workers came along."""
@@ -100,7 +107,7 @@ class LoopThread:
 
     def join(self) -> None:
         """Wait for the thread to end, unless this is it."""
-        if self._thread is not threading.current_thread():
+        if not self.is_current:
             self._thread.join(EXIT_TIMEOUT_S)
 
     def _run(self) -> None:
@@ -128,11 +135,14 @@ class Stream:
 
     On the background loop: `run(epoch)`, then `finish`. For the consumer, from one thread or event loop at a time:
     `take` or `atake` until StopIteration or StopAsyncIteration, and `close` at any time. Asking for a batch settles
-    the one before.
+    the one before. `unpack` makes of a batch what the loop is given, in the loop's thread.
     """
 
-    def __init__(self, thread: LoopThread, prefetch: int, timeout: float | None) -> None:
+    def __init__(
+        self, thread: LoopThread, prefetch: int, timeout: float | None, unpack: Callable[[Delivered], Any]
+    ) -> None:
         self._thread = thread
+        self._unpack = unpack
         self._prefetch = max(1, prefetch)
         self._timeout = timeout
         self._mailbox: deque[Delivered] = deque()
@@ -146,6 +156,7 @@ class Stream:
         self._arrived = threading.Event()
         self._async_waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
         self.epoch: Epoch | None = None
+        self.handed: list[Claim] = []  # what the loop was given, in order
         self.wait_s = 0.0
         self.started_at = time.monotonic()
         self.ended_at: float | None = None
@@ -200,8 +211,12 @@ class Stream:
             self._room = None
 
     def _settle(self, batch: Delivered, step_s: float) -> None:
-        if self._settling and self.epoch is not None:
+        if self.epoch is None:
+            return
+        if self._settling:
             self.epoch.settle(batch, step_s)
+        else:
+            self.epoch.settle_late(batch)
 
     def _make_room(self) -> None:
         if self._room is not None and not self._room.done():
@@ -222,16 +237,17 @@ class Stream:
         """The batch that the training loop works on."""
         return self._current
 
-    def take(self) -> Delivered:
-        """The next batch, waited for with the thread blocked.
+    def take(self) -> Any:
+        """The next batch, unpacked, waited for with the thread blocked.
 
         Raises:
             StopIteration: the epoch is over.
             BatchTimeout: nothing came within the timeout; asking again goes on waiting.
             whatever ended the epoch.
         """
+        self._thread.check_process()
         begun = self._release_current()
-        while (batch := self._pop()) is None:
+        while (batch := self._next()) is None:
             self._arrived.clear()
             if self._mailbox or self._finished:
                 if not self._mailbox:
@@ -241,10 +257,11 @@ class Stream:
                 raise self._too_late()
         return self._hand_over(batch, begun)
 
-    async def atake(self) -> Delivered:
+    async def atake(self) -> Any:
         """`take` for an event loop. A cancelled call has changed nothing: the next one gets the batch."""
+        self._thread.check_process()
         begun = self._release_current()
-        while (batch := self._pop()) is None:
+        while (batch := self._next()) is None:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
             self._async_waiter = loop, future
@@ -259,6 +276,10 @@ class Stream:
                 raise self._too_late() from None
         return self._hand_over(batch, begun)
 
+    def end(self) -> None:
+        """The loop is done with the last batch, without having asked for another."""
+        self._release_current()
+
     def close(self) -> None:
         """End the epoch early; what is in the loop's hands stays valid. Twice is fine; never blocks."""
         if self._work is not None:
@@ -267,25 +288,31 @@ class Stream:
     def _release_current(self) -> float:
         """The loop asks for more: it is done with the batch in its hands. Returns the time."""
         now = time.monotonic()
-        batch, self._current = self._current, None
-        if batch is not None and not self._finished:
-            self._thread.loop.call_soon_threadsafe(self._settle, batch, now - self._handed_at)
+        if self._current is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it stays in hand, and so counts as used
+                self._thread.loop.call_soon_threadsafe(self._settle, self._current, now - self._handed_at)
+                self._current = None
         return now
 
-    def _pop(self) -> Delivered | None:
+    def _next(self) -> Delivered | None:
+        """The first batch of the mailbox, which stays there."""
         try:
-            batch = self._mailbox.popleft()
+            return self._mailbox[0]
         except IndexError:
             return None
+
+    def _hand_over(self, batch: Delivered, begun: float) -> Any:
+        """Give the loop its batch. When unpacking fails it has not been given: asking again gives the same one."""
+        unpacked = self._unpack(batch)
+        with contextlib.suppress(IndexError):  # the epoch has just ended, and cleared the mailbox
+            self._mailbox.popleft()
+        self._current = batch
+        self.handed.append(batch.claim)
         if self._room is not None:
             self._thread.loop.call_soon_threadsafe(self._make_room)
-        return batch
-
-    def _hand_over(self, batch: Delivered, begun: float) -> Delivered:
         self._handed_at = time.monotonic()
         self.wait_s += self._handed_at - begun
-        self._current = batch
-        return batch
+        return unpacked
 
     def _end(self, stop: type[Exception]) -> None:
         if self._error is not None:

@@ -18,7 +18,16 @@ from collections import Counter
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ddlp.errors import BatchFailed, BatchTimeout, DeviceError, DeviceLost, StaleTicket, StoreFull, UsageError
+from ddlp.errors import (
+    BatchFailed,
+    BatchTimeout,
+    ClosedError,
+    DeviceError,
+    DeviceLost,
+    StaleTicket,
+    StoreFull,
+    UsageError,
+)
 from ddlp.meter import Meter, combined
 from ddlp.post import Line, Post, Work
 from ddlp.queue import Place
@@ -33,6 +42,9 @@ if TYPE_CHECKING:
 
 # A batch that fails this many times, on whatever devices, ends the epoch: it is the batch, not the devices.
 MAX_TRIES = 3
+
+# A timer that comes so much too late says that the process was stopped: by Ctrl-Z, a debugger, a suspended machine.
+SUSPENDED_S = 1.0
 
 
 class Delivered:
@@ -57,11 +69,24 @@ class LostDevice(NamedTuple):
     cause: DeviceLost
 
 
-async def open_devices(devices: Sequence[Device], job: Job) -> None:
-    """Open all devices at once. Raises an ExceptionGroup of what the devices raise."""
+async def open_devices(devices: Sequence[Device], job: Job) -> dict[Device, Exception]:
+    """Open all devices at once. Returns those that are gone, and why; the epoch may do without them.
+
+    Raises:
+        ExceptionGroup: of everything else that devices raise.
+    """
+    lost: dict[Device, Exception] = {}
+
+    async def opened(device: Device) -> None:
+        try:
+            await device.open(job)
+        except (DeviceLost, ClosedError) as error:
+            lost[device] = error
+
     async with asyncio.TaskGroup() as group:
         for device in devices:
-            group.create_task(device.open(job), name=f"ddlp:{device.name}:open")
+            group.create_task(opened(device), name=f"ddlp:{device.name}:open")
+    return lost
 
 
 async def close_devices(devices: Sequence[Device]) -> None:
@@ -76,7 +101,8 @@ class Epoch:
     """One pass over a queue of batches.
 
     `devices` are open. `carry` moves a finished batch to where training wants it and returns what `Delivered.value`
-    becomes; when it raises DeviceError the batch is made again. `batch_nbytes` is what one batch takes of a store.
+    becomes; when it raises DeviceError the batch is made again. `batch_nbytes` is what one batch takes of a store, None
+    if that is not known. A device that takes more than `timeout` seconds for the first batch in its line is lost.
     `rates` are the last epoch's, so that a policy need not measure again. Time is the running loop's.
     """
 
@@ -87,7 +113,7 @@ class Epoch:
         policy: Policy,
         carry: Callable[[BatchRef], Awaitable[Any]],
         *,
-        batch_nbytes: int = 1,
+        batch_nbytes: int | None = 1,
         timeout: float | None = 60.0,
         rates: Mapping[Side, Rates] | None = None,
     ) -> None:
@@ -104,7 +130,9 @@ class Epoch:
         self._failures: Counter[int] = Counter()
         self._taken_over: set[int] = set()
         self._order: list[Claim] = []
-        self._settled_before = queue.view().settled  # by the run that this one resumes
+        left = queue.state()["left"]
+        self.todo: int = sum(hi - lo for lo, hi in left)
+        self.begins_at: int = left[0][0] if left else len(queue)
         self.lost: list[LostDevice] = []
 
     async def run(self, deliver: Callable[[Delivered], Awaitable[None]]) -> None:
@@ -131,6 +159,14 @@ class Epoch:
             for post, ref in self._stored.values():
                 post.device.discard(ref)
             self._stored.clear()
+            for post in self._posts:
+                if post.watch is not None:
+                    post.watch.cancel()
+
+    def settle_late(self, batch: Delivered) -> None:
+        """The training loop had used the batch when the epoch ended: it counts, although its store is gone."""
+        if self._queue.holds(batch.claim) is Place.TAKEN:
+            self._queue.settle(batch.claim)
 
     def settle(self, batch: Delivered, step_s: float | None = None) -> None:
         """The training loop is done with the batch, after `step_s` seconds: its place in the store is free again."""
@@ -161,7 +197,7 @@ class Epoch:
 
     @property
     def delivered(self) -> int:
-        return self._settled_before + len(self._order)
+        return len(self) - self.todo + len(self._order)
 
     @property
     def order(self) -> Order:
@@ -220,14 +256,14 @@ class Epoch:
         now = asyncio.get_running_loop().time
         work = None
         try:
-            async with asyncio.timeout(self._timeout) as scope:
-                work = post.works[claim.ticket] = Work(claim, now(), scope)
-                post.meter.begin(now())
+            async with asyncio.timeout(None) as scope:
+                work = Work(claim, now(), scope)
+                post.begin(work, now())
+                self._watch(post)
                 try:
                     ref = await post.device.preprocess(claim)
                 finally:
-                    del post.works[claim.ticket]
-                    post.meter.end(now())
+                    post.end(work, now())
         except TimeoutError as error:
             post.give_back_room()
             if work is None or not work.called_off:
@@ -262,6 +298,31 @@ class Epoch:
         post, ref = self._stored.pop(claim.ticket)
         post.device.discard(ref)
         post.give_back_room()
+
+    # --- devices that hang -------------------------------------------------------------------------------------------
+
+    def _watch(self, post: Post) -> None:
+        """Look again when the first in the device's line is too late. One timer, however many claims it has.
+
+        A claim's time begins when it is the first: until then the device may be busy with those before it.
+        """
+        if self._timeout is not None and post.watch is None and post.cause is None:
+            when = post.first_since + self._timeout
+            post.watch = asyncio.get_running_loop().call_at(when, self._look, post, when)
+
+    def _look(self, post: Post, when: float) -> None:
+        post.watch = None
+        now = asyncio.get_running_loop().time()
+        if not post.works or self._timeout is None:
+            return
+        if now - when > SUSPENDED_S:
+            # This process itself was stopped for a while: answers may be waiting to be read.
+            post.first_since += now - when
+        if post.first_since + self._timeout > now:
+            self._watch(post)
+        else:
+            # Its producer finds a timeout that was not called off, and gives the device up.
+            next(iter(post.works.values())).scope.reschedule(now)
 
     # --- when things go wrong ----------------------------------------------------------------------------------------
 
@@ -375,6 +436,8 @@ class Epoch:
                 side = await anext(schedule, None)
                 if side is None:
                     raise UsageError(f"{self._policy!r} ended after {self.delivered} of {len(self)} batches")
+                if not isinstance(side, Side):
+                    raise UsageError(f"{self._policy!r} yielded {side!r}: it must yield HEAD or TAIL")
                 batch = await self._next(side)
                 if batch is not None:
                     self._order.append(batch.claim)

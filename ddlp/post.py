@@ -75,7 +75,7 @@ class Work:
 class Post:
     """One device: `capacity` finished or unfinished batches at most, None without bound."""
 
-    def __init__(self, device: Device, batch_nbytes: int) -> None:
+    def __init__(self, device: Device, batch_nbytes: int | None) -> None:
         self.device = device
         self.side = device.capabilities.side
         self.depth = max(1, device.capabilities.depth)
@@ -83,6 +83,8 @@ class Post:
         self.held = 0  # claims of this device that are not settled, and so hold a place in its store
         self.meter = Meter()
         self.works: dict[int, Work] = {}  # by ticket, in claim order
+        self.first_since = 0.0  # when the first of `works` became the first: nothing before it keeps it waiting
+        self.watch: asyncio.TimerHandle | None = None  # looks whether the first is late
         self.waiting = Line()  # producers without room
         self.cause: DeviceLost | None = None  # why it is gone
 
@@ -103,6 +105,20 @@ class Post:
         self.held -= 1
         self.waiting.wake_one()
 
+    def begin(self, work: Work, now: float) -> None:
+        """One more claim is in the device's hands."""
+        if not self.works:
+            self.first_since = now
+        self.works[work.claim.ticket] = work
+        self.meter.begin(now)
+
+    def end(self, work: Work, now: float) -> None:
+        """The claim left the device's hands, finished or not."""
+        if next(iter(self.works.values())) is work:
+            self.first_since = now
+        del self.works[work.claim.ticket]
+        self.meter.end(now)
+
     def due(self, work: Work) -> float | None:
         """When this work should be finished, by the pace of the device and its place in line; None: pace unknown."""
         if self.meter.make_s is None:
@@ -117,14 +133,13 @@ class Post:
         return now - work.started if due is None else abs(due - now)
 
 
-def _capacity(device: Device, batch_nbytes: int) -> int | None:
+def _capacity(device: Device, batch_nbytes: int | None) -> int | None:
     """How many batches the device's store can hold; None: no bound."""
     capabilities = device.capabilities
-    if capabilities.store_bytes is None:
+    if capabilities.store_bytes is None or batch_nbytes is None:
         return capabilities.store_batches
     if capabilities.store_bytes < batch_nbytes:
         raise UsageError(
             f"{device.name}: a store of {capabilities.store_bytes} bytes cannot hold one batch of {batch_nbytes} bytes"
         )
-    in_bytes = capabilities.store_bytes // max(1, batch_nbytes)
-    return in_bytes if capabilities.store_batches is None else min(in_bytes, capabilities.store_batches)
+    return capabilities.store_bytes // max(1, batch_nbytes)

@@ -7,27 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from ddlp.bridge import LoopThread, Stream
 from ddlp.devices.base import Job
 from ddlp.engine import Epoch, close_devices, open_devices
-from ddlp.errors import BatchTimeout, ClosedError, DeviceLost
+from ddlp.errors import BatchTimeout, ClosedError
 from ddlp.memory import Arena
 from ddlp.stats import LoaderStatistics
 from ddlp.transport.choose import Carrier
-from ddlp.types import HEAD, TAIL, Order, Rates, Side
+from ddlp.types import Rates, Side
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ddlp.data.maker import Preparation
     from ddlp.data.sampling import ListedPlan, Plan
     from ddlp.devices.base import Device
+    from ddlp.engine import Delivered
     from ddlp.policies.base import Policy
     from ddlp.queue import DualEndedQueue
+
+# Starting processes and opening a data set takes longer than a batch may, however short that is meant to be.
+OPEN_S = 60.0
 
 log = structlog.get_logger("ddlp")
 
@@ -46,6 +50,7 @@ class Session:
     ) -> None:
         self._preparation = preparation
         self._devices = list(devices)
+        self._out: dict[str, str] = {}  # devices that are left out of the running epoch, and why
         self._policy = policy
         self._prefetch = prefetch
         self._timeout = timeout
@@ -53,17 +58,17 @@ class Session:
         self._one_at_a_time = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
         self._closed = False
-        self._opened = False
         self.arena = Arena()
         self._carrier = Carrier(self.arena, target)
         self.thread = LoopThread.acquire(self, self.aclose)
 
-    def start(self, plan: Plan | ListedPlan, queue: DualEndedQueue) -> Stream:
+    def start(self, plan: Plan | ListedPlan, queue: DualEndedQueue, unpack: Callable[[Delivered], Any]) -> Stream:
         """Begin an epoch; it waits for the end of the one before, which must have been closed."""
         self.thread.check_process()
         # The engine bounds every batch by the timeout and makes it elsewhere when that is over. The loop's own wait is
         # the backstop behind it, so it leaves time for the second try.
-        stream = Stream(self.thread, self._prefetch, None if self._timeout is None else 2 * self._timeout + 1)
+        timeout = None if self._timeout is None else 2 * self._timeout + 1
+        stream = Stream(self.thread, self._prefetch, timeout, unpack)
         stream.begin(self._run(stream, plan, queue))
         return stream
 
@@ -74,6 +79,9 @@ class Session:
     def close(self) -> None:
         """End everything, and wait for it."""
         if self._closed or self.thread.pid != os.getpid():
+            return
+        if self.thread.is_current:  # in a finaliser: nobody may wait there
+            self.drop()
             return
         self.thread.submit(self.aclose()).result()
         if self.thread.ending:
@@ -127,35 +135,24 @@ class Session:
             self._running = None
 
     async def _open_epoch(self, plan: Plan | ListedPlan, queue: DualEndedQueue) -> Epoch:
-        job = Job(self._preparation, plan, self.arena, self._timeout or 60.0)
-        if self._opened:
-            await self._reopen(job)
-        else:
-            await open_devices(self._devices, job)
-        self._opened = True
+        job = Job(self._preparation, plan, self.arena, None if self._timeout is None else max(self._timeout, OPEN_S))
+        lost = await open_devices(self._devices, job)
+        for device, why in lost.items():
+            log.warning("device left out of this epoch", device=device.name, why=str(why))
+        self._out = {device.name: str(why) for device, why in lost.items()}
+        opened = [device for device in self._devices if device not in lost]
+        if not opened:
+            raise ExceptionGroup("no device could be opened", list(lost.values()))
         layout = self._preparation.layout
         return Epoch(
             queue,
-            self._devices,
+            opened,
             self._policy,
             self._carrier.carry,
-            batch_nbytes=1 if layout is None else layout.nbytes(plan.most_rows),
+            batch_nbytes=None if layout is None else layout.nbytes(plan.most_rows),
             timeout=self._timeout,
             rates=self._rates,
         )
-
-    async def _reopen(self, job: Job) -> None:
-        """Open for another epoch. A device that is gone for good is left out, as long as there is another one."""
-        gone: list[Exception] = []
-        for device in list(self._devices):
-            try:
-                await device.open(job)
-            except (DeviceLost, ClosedError) as error:
-                log.warning("device left out", device=device.name, why=str(error))
-                self._devices.remove(device)
-                gone.append(error)
-        if not self._devices:
-            raise ExceptionGroup("no device is left", gone)
 
     async def _end_epoch(self, epoch: Epoch, stream: Stream) -> None:
         self._rates = dict(epoch.rates)
@@ -166,11 +163,12 @@ class Session:
 
     def _statistics(self, number: int, stream: Stream) -> LoaderStatistics:
         epoch = stream.epoch
-        order = Order((), ()) if epoch is None else epoch.order
+        sides = [claim.side for claim in stream.handed]
+        lost = {} if epoch is None else {device: str(cause) for device, cause in epoch.lost}
         return LoaderStatistics(
             epoch=number,
             batches=0 if epoch is None else len(epoch),
-            delivered={side: order.sides.count(side) for side in (HEAD, TAIL)},
+            delivered={side: sides.count(side) for side in Side},
             seconds=stream.seconds,
             wait_s=stream.wait_s,
             boundary=None if epoch is None else epoch.boundary,
@@ -178,7 +176,7 @@ class Session:
             failures=0 if epoch is None else epoch.failures,
             rates={side: Rates() for side in Side} if epoch is None else dict(epoch.rates),
             devices={device.name: device.statistics() for device in self._devices},
-            lost=() if epoch is None else tuple(f"{lost.device}: {lost.cause}" for lost in epoch.lost),
+            lost={**self._out, **lost},
             transports=self._carrier.reasons(),
             host_bytes=self.arena.used_nbytes + self.arena.free_nbytes,
         )

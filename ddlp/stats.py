@@ -49,7 +49,7 @@ class LoaderStatistics(msgspec.Struct, frozen=True):
     failures    tries that failed and were made again
     rates       seconds per batch, by side
     devices     what each device has done since it was opened
-    lost        why devices are gone, in the order in which they went
+    lost        devices that are gone, or could not be opened for the epoch, and why
     transports  how each device's batches travel, and why so
     host_bytes  host memory in slots, in use or ready for use
     """
@@ -64,7 +64,7 @@ class LoaderStatistics(msgspec.Struct, frozen=True):
     failures: int
     rates: dict[Side, Rates]
     devices: dict[str, DeviceStatistics]
-    lost: tuple[str, ...]
+    lost: dict[str, str]
     transports: dict[str, str]
     host_bytes: int
 
@@ -89,8 +89,8 @@ def _lines(s: LoaderStatistics) -> Iterator[str]:
         yield f"  {s.takeovers} late batches were made by the other side instead"
     if s.failures:
         yield f"  {s.failures} tries failed and were made again"
-    for why in s.lost:
-        yield f"  lost: {why}"
+    for name, why in s.lost.items():
+        yield f"  {name} is lost: {why}"
 
 
 def _boundary(s: LoaderStatistics) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any
 
 import msgspec
@@ -90,13 +91,19 @@ class Layout(msgspec.Struct, frozen=True, gc=False):
 
     def leaves(self, rows: int) -> tuple[Leaf, ...]:
         """Each field's place in a batch of `rows` samples, in the order of `fields`."""
-        order = sorted(range(len(self.fields)), key=lambda i: (-ITEM_NBYTES[self.fields[i].dtype], i))
-        leaves: dict[int, Leaf] = {}
-        offset = 0
-        for i in order:
-            leaves[i] = Leaf(self.fields[i].dtype, (rows, *self.fields[i].shape), offset)
-            offset += leaves[i].nbytes
-        return tuple(leaves[i] for i in range(len(self.fields)))
+        return _leaves(self, rows)
+
+
+@functools.lru_cache(maxsize=64)  # asked for by every batch, nearly always with the same number of rows
+def _leaves(layout: Layout, rows: int) -> tuple[Leaf, ...]:
+    fields = layout.fields
+    order = sorted(range(len(fields)), key=lambda i: (-ITEM_NBYTES[fields[i].dtype], i))
+    leaves: dict[int, Leaf] = {}
+    offset = 0
+    for i in order:
+        leaves[i] = Leaf(fields[i].dtype, (rows, *fields[i].shape), offset)
+        offset += leaves[i].nbytes
+    return tuple(leaves[i] for i in range(len(fields)))
 
 
 class BatchRef(msgspec.Struct, frozen=True):

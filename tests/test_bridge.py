@@ -30,7 +30,7 @@ class Run:
         self.thread = LoopThread.acquire(self, self._nothing)
         self.device = ScriptedDevice(HEAD, **{"store_batches": 8, **script})
         self.queue = DualEndedQueue(n)
-        self.stream = Stream(self.thread, prefetch, timeout)
+        self.stream = Stream(self.thread, prefetch, timeout, lambda batch: batch)
         self.ended = threading.Event()
         self.stream.begin(self._epoch(timeout))
 

@@ -31,6 +31,7 @@ ROWS = (
     {"engine"},
     {"bridge"},
     {"session", "tensors"},
+    {"course"},
     {"loader"},
     {"testing", "demo"},
     {"cli", "__init__"},
@@ -43,7 +44,7 @@ IMPURE = {"torch", "numpy", "time", "datetime", "random", "asyncio", "threading"
 
 # Of each package of drivers, the modules that drivers share; each of the others stands alone.
 SHARED = {
-    "devices": {"base", "registry", "remote", "connection", "process"},
+    "devices": {"base", "registry", "remote", "connection", "process", "tuning"},
     "policies": {"base"},
     "transport": {"base", "choose"},
 }

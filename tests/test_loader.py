@@ -654,3 +654,227 @@ def agents_of(pid: int) -> list[str]:
         if f"--parent={pid} " in line:
             lines.append(line)
     return lines
+
+
+# --- states at odd moments, and other ways to misuse a loader --------------------------------------------------------
+
+
+def use(loader: Loader, count: int) -> tuple[Any, list[int]]:
+    """Begin an iteration, take `count` batches; the iterator and the samples."""
+    batches, seen = iter(loader), []
+    for _ in range(count):
+        next(batches)
+        seen += loader.info.sample_ids
+    return batches, seen
+
+
+def test_a_resumed_sampler_must_draw_the_same(arrays: ddlp.ArrayDataset) -> None:
+    """A state counts batches of what the sampler drew; where it draws otherwise, resuming is refused, not wrong."""
+
+    def make(ids: list[int]) -> Loader:
+        return Loader(arrays, batch_size=5, sampler=ids, num_workers=1)
+
+    drawn = list(np.random.default_rng(0).permutation(50))
+    with make(drawn) as loader:
+        _, seen = use(loader, 3)
+        state = loader.state_dict()
+    with make(drawn) as loader:
+        loader.load_state_dict(state)
+        for _ in loader:
+            seen += loader.info.sample_ids
+    assert sorted(seen) == list(range(50))
+    with make(drawn[::-1]) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ddlp.UsageError, match="same samples again"):
+            iter(loader)
+
+
+def test_a_state_of_a_rearranged_replay_is_refused_elsewhere(arrays: ddlp.ArrayDataset) -> None:
+    """Under Replay of an odd history the row is another one; a state of it does not fit another policy."""
+    record = ddlp.Order((0, 2, 1, 3, 4), (HEAD, HEAD, HEAD, TAIL, TAIL))
+    with Loader(arrays, batch_size=10, num_workers=1, policy=Replay(record)) as loader:
+        _, seen = use(loader, 2)
+        assert seen == [*range(10), *range(20, 30)]
+        state = loader.state_dict()
+    with Loader(arrays, batch_size=10, num_workers=1) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ddlp.UsageError, match="Replay"):
+            iter(loader)
+
+
+def test_what_was_used_before_the_end_counts_as_used(tmp_path: Path) -> None:
+    """After an error, and after close() and one more next(), the state still has the batch that was in hand."""
+    data = ddlp.ImageFolder(write_images(tmp_path, 40))
+    with open(data.path(30), "wb"):
+        pass
+    with Loader(data, ddlp.recipes.imagenet_eval(8, 8), batch_size=2, num_workers=1) as loader:
+        seen: list[int] = []
+        with pytest.raises(ddlp.SampleError):
+            seen.extend(id_ for _ in loader for id_ in loader.info.sample_ids)
+        [[first, _]] = loader.state_dict()["queue"]["left"]
+        assert 2 * first == len(seen)
+        batches, seen = use(loader, 3)
+    left = loader.state_dict()["queue"]["left"]
+    with pytest.raises(ddlp.ClosedError):
+        list(batches)
+    assert left == loader.state_dict()["queue"]["left"] == [[3, 20]]
+
+
+def test_loading_a_state_while_iterating_is_refused(arrays: ddlp.ArrayDataset) -> None:
+    """It would leave the loader with two truths about where it is."""
+    with Loader(arrays, batch_size=5, num_workers=1) as loader:
+        state = loader.state_dict()
+        batches, _ = use(loader, 2)
+        with pytest.raises(RuntimeError, match="iterated"):
+            loader.load_state_dict(state)
+        del batches
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+
+
+def test_set_epoch_is_what_a_state_speaks_of(arrays: ddlp.ArrayDataset) -> None:
+    """After break and set_epoch, the state is of the epoch that was set."""
+    with Loader(arrays, batch_size=5, num_workers=1) as loader:
+        for _ in loader:
+            break
+        assert loader.state_dict()["epoch"] == 0
+        loader.set_epoch(1)
+        assert (loader.state_dict()["epoch"], loader.state_dict()["queue"]) == (1, None)
+
+
+def test_a_loop_that_counts_its_batches_may_go_on(arrays: ddlp.ArrayDataset) -> None:
+    """Taking exactly len(loader) batches, without asking for the end, is a whole epoch: the next may begin."""
+    with Loader(arrays, batch_size=5, shuffle=True, num_workers=1) as loader:
+        kept = []
+        for _ in range(3):
+            batches, seen = use(loader, len(loader))
+            kept.append(batches)
+            assert sorted(seen) == list(range(50))
+        assert loader.statistics().epoch == 2
+
+
+def test_statistics_count_what_the_loop_was_given(arrays: ddlp.ArrayDataset) -> None:
+    """Batches that wait in the mailbox are not delivered yet."""
+    with Loader(arrays, batch_size=5, num_workers=1, prefetch=3) as loader:
+        _batches, _ = use(loader, 1)
+        time.sleep(0.1)
+        assert sum(loader.statistics().delivered.values()) == len(loader.order.batches) == 1
+
+
+def test_a_batch_whose_unpacking_fails_is_not_lost(arrays: ddlp.ArrayDataset) -> None:
+    """When tensors cannot be made, as on a full accelerator, asking again gives the same batch."""
+    with Loader(arrays, batch_size=10, num_workers=1) as loader:
+        unpack, calls = loader._unpack, []
+
+        def failing(batch: Any) -> Any:
+            calls.append(batch.claim.index)
+            if len(calls) == 2:
+                raise MemoryError("no room on the accelerator")
+            return unpack(batch)
+
+        loader._unpack = failing  # type: ignore[assignment]
+        batches, got = iter(loader), []
+        while True:
+            try:
+                next(batches)
+                got.append(loader.info.index)
+            except MemoryError:
+                continue
+            except StopIteration:
+                break
+        assert got == [0, 1, 2, 3, 4]
+
+
+def test_an_import_that_is_broken_off_does_not_wedge_the_loader(
+    arrays: ddlp.ArrayDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while the first iteration imports torch: the next iteration works."""
+    with Loader(arrays, batch_size=10, num_workers=1) as loader:
+        with monkeypatch.context() as patch:
+
+            def interrupted(name: str) -> Any:
+                raise KeyboardInterrupt
+
+            patch.setattr("ddlp.loader.importlib.import_module", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                iter(loader)
+        gc.collect()
+        assert sum(len(labels) for _, labels in loader) == 50
+
+
+def test_a_store_bounds_python_batches_too() -> None:
+    """With store_bytes, and batches whose size nobody knows beforehand, a slow loop does not fill the memory."""
+    pool = CpuPool(workers=1, store_bytes=1 << 20)
+    with Loader(Numbers(400), batch_size=1, devices=[pool]) as loader:
+        batches, _ = use(loader, 1)
+        time.sleep(0.3)
+        assert pool.statistics().made < 20
+        del batches
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"sampler": [0, 50]}, "sample 50"),
+        ({"sampler": iter([0, 1])}, "iterator"),
+        ({"sampler": [0], "shuffle": True}, "shuffle"),
+        ({"sampler": [0], "rank": 1, "world_size": 2}, "world_size"),
+        ({"num_workers": 2, "devices": [CpuPool(1)]}, "num_workers"),
+        ({"devices": ["warp://"]}, "warp"),
+        ({"batch_size": 2.5}, "batch_size"),
+    ],
+)
+def test_arguments_that_would_do_nothing_are_refused(arrays: ddlp.ArrayDataset, arguments: Any, words: str) -> None:
+    """What has no meaning, or would fail in a worker, is said where it was written."""
+    with pytest.raises(ValueError, match=words):
+        iter(Loader(arrays, **arguments))
+
+
+def test_a_device_may_stand_in_the_list_once(arrays: ddlp.ArrayDataset) -> None:
+    """One device at two places would be opened twice."""
+    pool = CpuPool(1)
+    with pytest.raises(ddlp.UsageError, match="twice"):
+        Loader(arrays, devices=[pool, pool])
+
+
+def test_looking_at_a_loader_draws_no_sampler(arrays: ddlp.ArrayDataset) -> None:
+    """The constructor, len and repr leave the sampler, and so the random state that it uses, alone."""
+    drawn = []
+
+    class Sampler:
+        def __len__(self) -> int:
+            return 50
+
+        def __iter__(self) -> Iterator[int]:
+            drawn.append(1)
+            return iter(range(50))
+
+    with Loader(arrays, batch_size=8, sampler=Sampler(), num_workers=1) as loader:
+        drawn.clear()
+        assert len(loader) == 7
+        assert "7 batches" in repr(loader)
+        assert not drawn
+        assert len(list(loader)) == 7
+        assert len(drawn) == 1
+
+
+def test_a_stopped_process_goes_on(tmp_path: Path, small_images: Path) -> None:
+    """SIGSTOP for longer than the timeout, then SIGCONT: no device is taken for lost."""
+    body = f"""
+        import sys, ddlp
+        data = ddlp.ImageFolder({str(small_images)!r})
+        with ddlp.Loader(data, ddlp.recipes.imagenet_train(200), batch_size=1, timeout=2.0, num_workers=1) as loader:
+            for number in range(6):
+                for _ in loader:
+                    pass
+                print(number, flush=True)
+            print(loader.statistics().lost)
+    """
+    script = subprocess.Popen([sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True)
+    assert script.stdout is not None
+    assert script.stdout.readline() == "0\n"
+    os.kill(script.pid, signal.SIGSTOP)
+    time.sleep(3.5)
+    os.kill(script.pid, signal.SIGCONT)
+    out, _ = script.communicate(timeout=20)
+    assert (script.returncode, out.splitlines()[-1]) == (0, "{}")

@@ -304,3 +304,15 @@ def test_replay_refuses_what_is_not_a_whole_order() -> None:
 def test_reprs_say_how_the_policy_was_made(policy: Policy, text: str) -> None:
     """One line with every choice."""
     assert repr(policy) == text
+
+
+@pytest.mark.parametrize(
+    ("policy", "tail"),
+    [(MTE(split=0.5), 50), (MTE(split=0.2), 20), (WRR((4, 1)), 20), (WRR((1, 1)), 50), (WRR([4, 1]), 20)],
+)
+def test_a_resumed_epoch_divides_what_is_left(policy: Any, tail: int) -> None:
+    """A state of another policy, resumed: the shares are of the batches that are left, wherever these lie."""
+    queue = DualEndedQueue.restore({"n": 200, "boundary": None, "left": [[100, 200]]})
+    run = run_virtual(rehearse(queue, [ScriptedDevice(HEAD, 0.01), ScriptedDevice(TAIL, 0.01)], policy))
+    assert sum(claim.side is TAIL for claim in run.order) == tail
+    assert sorted(claim.index for claim in run.order) == list(range(100, 200))

@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from ddlp.agent.channel import Channel
     from ddlp.agent.protocol import HostMessage, Made
     from ddlp.agent.store import Store
+    from ddlp.data.python import Column
     from ddlp.data.sampling import ListedPlan, Plan
     from ddlp.types import Layout
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 _MAX_TRACEBACK = 20_000  # characters
+_LISTEN_EVERY_S = 0.001
 
 
 class _Forgotten(BaseException):
@@ -76,12 +78,18 @@ class Epoch:
         self.plan = plan
         self.cpu_s = 0.0
 
+    def expect(self, index: int, lo: int, hi: int) -> None:
+        """`Maker.expect`."""
+        self._maker.expect(index, lo, hi)
+
     def make(self, index: int, lo: int, hi: int, out: Sequence[NDArray[Any]], check: Callable[[], None]) -> None:
         """`Maker.make`."""
         with self._measured():
             self._maker.make(index, lo, hi, out, check)
 
-    def collect(self, index: int, lo: int, hi: int, check: Callable[[], None]) -> tuple[list[NDArray[Any]], bytes]:
+    def collect(
+        self, index: int, lo: int, hi: int, check: Callable[[], None]
+    ) -> tuple[list[NDArray[Any] | Column], bytes]:
         """`Maker.collect`."""
         with self._measured():
             return self._maker.collect(index, lo, hi, check)
@@ -120,6 +128,7 @@ class Server:
         self._grant: Grant | None = None  # the last one
         self._forgotten: set[int] = set()  # tickets to be made, or being made, that nobody wants any more
         self._making = 0  # the ticket
+        self._listen_at = 0.0  # the next time, while something is made
         self._count = 0  # Makes so far
         self._opened: tuple[Maker, Layout | None] | None = None
         self._python = False  # whether a user's Python runs in the job: what fails unexpectedly is then theirs
@@ -155,8 +164,17 @@ class Server:
                     self._forget(message.ticket)
                 case Grant():
                     self._grant = message
+                case Make():
+                    self._expect(message)
+                    self._inbox.append(message)
                 case _:
                     self._inbox.append(message)
+
+    def _expect(self, ask: Make) -> None:
+        """What it needs is read ahead while those before it are made; of an epoch yet to begin nothing is known."""
+        begins = any(isinstance(message, Begin) for message in self._inbox)
+        if self._epoch is not None and not begins:
+            self._epoch.expect(ask.index, ask.lo, ask.hi)
 
     def _forget(self, ticket: int) -> None:
         waiting = any(isinstance(message, Make) and message.ticket == ticket for message in self._inbox)
@@ -166,9 +184,15 @@ class Server:
             self._store.remove(ticket)
 
     def _check(self) -> None:
-        """Listen, without waiting. Raises _Forgotten when what is being made is not wanted any more."""
-        self._listen(0.0)
-        self._check_wanted()
+        """Listen, without waiting. Raises _Forgotten when what is being made is not wanted any more.
+
+        Samples may take less time than the question whether anything has come, so that is not asked for each of them.
+        """
+        now = time.monotonic()
+        if now >= self._listen_at:
+            self._listen_at = now + _LISTEN_EVERY_S
+            self._listen(0.0)
+            self._check_wanted()
 
     def _check_wanted(self) -> None:
         if self._making in self._forgotten:
@@ -198,6 +222,9 @@ class Server:
                 maker, layout = self._opened
                 maker.begin(message.plan)
                 self._epoch = Epoch(maker, layout, message.plan)
+                for waiting in self._inbox:
+                    if isinstance(waiting, Make):
+                        self._expect(waiting)
             case Make() if self._epoch is not None:
                 self._answer(message, self._epoch)
             case _:

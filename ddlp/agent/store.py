@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ddlp.agent.protocol import CHECKED_NBYTES, Made, checksums
+from ddlp.data.python import Column, dtype_name
 from ddlp.errors import DataError
 from ddlp.memory import aligned, mapped, populated, raw, view
 from ddlp.types import Leaf
@@ -90,7 +91,11 @@ class SlotStore(Store):
         place = ask if nbytes <= ask.capacity else self._grow(ask.ticket, nbytes)
         memory = self._mapped(place.offset, place.capacity)
         for leaf, array in zip(leaves, arrays, strict=True):
-            view(memory, leaf)[...] = array
+            out = view(memory, leaf)
+            if isinstance(array, Column):
+                array.into(out)
+            else:
+                out[...] = array
         return Made(ask.ticket, nbytes, leaves=leaves, skeleton=skeleton)
 
     def publish(self, made: Made) -> None:
@@ -161,6 +166,7 @@ class FileStore(Store):
         return _BatchFile(path, layout, rows)
 
     def _check_room(self, nbytes: int) -> None:
+        # Spare files do not come on top: a new file is only made when there is none.
         held = sum(file.nbytes for file in self._held.values())
         if self._nbytes is not None and held + nbytes > self._nbytes:
             raise OSError(errno.ENOSPC, f"{held} of {self._nbytes} bytes are taken, and the batch needs {nbytes}")
@@ -236,11 +242,11 @@ def _header(tensors: dict[str, Any], crcs: Sequence[int]) -> bytes:
     return _HEADER_LENGTH.pack(nbytes) + text.ljust(nbytes)
 
 
-def placed(arrays: Sequence[NDArray[Any]]) -> tuple[tuple[Leaf, ...], int]:
+def placed(arrays: Sequence[NDArray[Any] | Column]) -> tuple[tuple[Leaf, ...], int]:
     """A place for each array, one behind the other, and the bytes of all together."""
     leaves: list[Leaf] = []
     nbytes = 0
     for array in arrays:
-        leaves.append(Leaf(array.dtype.name, array.shape, nbytes))
+        leaves.append(Leaf(dtype_name(array.dtype), array.shape, nbytes))
         nbytes = aligned(nbytes + array.nbytes)
     return tuple(leaves), nbytes

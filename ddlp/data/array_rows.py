@@ -8,8 +8,9 @@ import numpy as np
 
 from ddlp.data.geometry import Rearrangement
 from ddlp.data.ops import Map
-from ddlp.data.python import seed_generators
+from ddlp.data.randomness import seed_generators
 from ddlp.data.rows import Rows, cut_out, mapped, sample_error, write
+from ddlp.data.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,10 +42,13 @@ class ArrayRows(Rows):
     """A recipe on arrays, the first of which holds (height, width[, channel]) images; whole groups of rows at once."""
 
     def __init__(self, recipe: Recipe, arrays: Arrays, form: Form) -> None:
-        self._images = np.asarray(arrays[0])
+        images = np.asarray(arrays[0])
+        self._images = images.reshape(*images.shape[:3], -1)
         self._rest = RawRows(arrays[1:])
         self._recipe = recipe
+        self._maps = recipe.of(Map)
         self._mapped = recipe.mapped(form)
+        self._arrangement = recipe.numbered(Rearrangement)
 
     def fill(self, plan: Plan | ListedPlan, ids: NDArray[np.int64], out: Arrays, check: Check) -> None:
         for group in _groups(len(ids), self._images):
@@ -54,20 +58,27 @@ class ArrayRows(Rows):
 
     def _fill_images(self, plan: Plan | ListedPlan, ids: NDArray[np.int64], out: NDArray[Any]) -> None:
         uniforms = self._recipe.uniforms(plan.seed, plan.epoch, ids)
-        images = self._images[ids]
-        images = images.reshape(*images.shape[:3], -1).transpose(0, 3, 1, 2)
-        for k, op in self._recipe.numbered(Rearrangement):
-            images = op.batch(images, uniforms[k])
-        if maps := self._recipe.of(Map):
-            numbered = zip(images, ids.tolist(), strict=True)
-            images = np.stack([self._map(maps, image, plan, id_) for image, id_ in numbered])
-        write(self._recipe, images, out)
+        windows = Windows(len(ids), *self._images.shape[1:3])
+        for k, op in self._arrangement:
+            op.choose(windows, uniforms[k])
+        scale = self._recipe.normalize
+        if not self._maps and (scale is None or self._images.dtype == np.uint8):
+            windows.cut(self._images, ids, out, scale)
+        else:
+            images = np.empty((len(ids), self._images.shape[3], windows.height, windows.width), self._images.dtype)
+            windows.cut(self._images, ids, images)
+            write(self._recipe, self._mapped_all(plan, ids, images), out)
         cut_out(self._recipe, uniforms, out)
 
-    def _map(self, maps: list[Map], image: NDArray[Any], plan: Plan | ListedPlan, id_: int) -> NDArray[Any]:
+    def _mapped_all(self, plan: Plan | ListedPlan, ids: NDArray[np.int64], images: NDArray[Any]) -> NDArray[Any]:
+        if not self._maps:
+            return images
+        return np.stack([self._map(image, plan, id_) for image, id_ in zip(images, ids.tolist(), strict=True)])
+
+    def _map(self, image: NDArray[Any], plan: Plan | ListedPlan, id_: int) -> NDArray[Any]:
         seed_generators(plan.seed, plan.epoch, id_)
         try:
-            return mapped(maps, image.transpose(1, 2, 0), self._mapped).transpose(2, 0, 1)
+            return mapped(self._maps, image.transpose(1, 2, 0), self._mapped).transpose(2, 0, 1)
         except Exception as error:
             raise sample_error(error, id_, None) from error
 

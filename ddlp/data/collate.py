@@ -9,39 +9,47 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddlp.data.python import Column, dtype_name
 from ddlp.errors import SampleError
 from ddlp.types import ITEM_NBYTES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_LARGE_NBYTES = 1 << 13  # of one sample's array: from here on a look at all of them costs less than a copy
 
-def collate(values: Sequence[Any], ids: Sequence[int], where: str = "") -> Any:
+
+def collate(values: Sequence[Any], ids: Sequence[int], where: str = "", *, defer: bool = False) -> Any:
     """The batch of `values`, those of samples `ids`; `where` is their place inside the sample, for messages.
+
+    With `defer` large arrays become `Column`s, to be joined where they are packed; not in containers of other types
+    than Python's own, whose code may look at what it is given.
 
     Raises:
         SampleError: a value cannot be batched, or differs in shape, type, length or keys from the first sample's.
     """
     first = values[0]
     if _is_tensor(first):
-        return _stacked(sys.modules["torch"].stack, values, ids, where)
+        return _tensors(values, ids, where, defer)
     if isinstance(first, (str, bytes)):
         return list(values)
     if isinstance(first, (np.ndarray, np.generic)):
-        return _arrays(values, ids, where)
+        return _arrays(values, ids, where, defer)
     if isinstance(first, (int, float)):
         return _numbers(values, ids, where)
+    defer = defer and type(first) in (tuple, list, dict)
     if isinstance(first, Mapping):
-        return _mapping(values, ids, where)
+        return _mapping(values, ids, where, defer)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         return _dataclass(values, ids, where)
     if isinstance(first, Sequence):
-        return _sequence(values, ids, where)
+        return _sequence(values, ids, where, defer)
     raise _unbatchable(first, ids[0], where)
 
 
@@ -50,47 +58,91 @@ def _is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _arrays(values: Sequence[Any], ids: Sequence[int], where: str) -> NDArray[Any]:
-    if values[0].dtype.name not in ITEM_NBYTES:
+def _arrays(values: Sequence[Any], ids: Sequence[int], where: str, defer: bool) -> NDArray[Any] | Column:
+    if dtype_name(values[0].dtype) not in ITEM_NBYTES:
         raise _unbatchable(values[0], ids[0], where)
-    array: NDArray[Any] = _stacked(np.stack, values, ids, where)
+    if defer and values[0].nbytes >= _LARGE_NBYTES and _alike(values, np.ndarray, "dtype", "shape"):
+        return Column(values)
+    array = _stacked_alike(values)
+    if array is None:
+        _check_shapes(values, ids, where)
+        array = np.stack(values)
     return array
 
 
-def _stacked(stack: Callable[[list[Any]], Any], values: Sequence[Any], ids: Sequence[int], where: str) -> Any:
-    shapes = [tuple(getattr(value, "shape", ("no array",))) for value in values]
-    for id_, shape in zip(ids, shapes, strict=True):
-        if shape != shapes[0]:
-            raise _different("shape", (ids[0], shapes[0]), (id_, shape), where)
-    return stack(list(values))
+def _stacked_alike(values: Sequence[Any]) -> NDArray[Any] | None:
+    """np.stack for what samples mostly hold, in less time; None where the values are not that, or are not alike."""
+    kinds = set(map(type, values))
+    try:
+        if kinds == {np.ndarray} and len(set(map(len, values))) == 1:
+            return np.concatenate(values).reshape(len(values), *values[0].shape)
+        if len(kinds) == 1 and issubclass(kinds.pop(), np.generic):
+            return np.array(values)
+    except (TypeError, ValueError):  # arrays without dimensions have no length, and others differ in later ones
+        pass
+    return None
+
+
+def _tensors(values: Sequence[Any], ids: Sequence[int], where: str, defer: bool) -> Any:
+    torch, first = sys.modules["torch"], values[0]
+    large = defer and first.nbytes >= _LARGE_NBYTES and _plain(torch, first)
+    if large and _alike(values, torch.Tensor, "dtype", "shape", "device", "layout", "requires_grad"):
+        return Column(values)
+    try:
+        return torch.stack(values)
+    except (RuntimeError, TypeError):
+        _check_shapes(values, ids, where)
+        raise
+
+
+def _plain(torch: Any, tensor: Any) -> bool:
+    """Whether numpy can have the tensor's bytes."""
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
+    return dense and str(tensor.dtype).removeprefix("torch.") in ITEM_NBYTES.keys() - {"bfloat16"}
+
+
+def _alike(values: Sequence[Any], kind: type, *attributes: str) -> bool:
+    """Whether all are exactly of type `kind` and have the same attributes."""
+    return set(map(type, values)) == {kind} and len(set(map(attrgetter(*attributes), values))) == 1
+
+
+def _check_shapes(values: Sequence[Any], ids: Sequence[int], where: str) -> None:
+    shape = values[0].shape
+    for value, id_ in zip(values, ids, strict=True):
+        if getattr(value, "shape", None) != shape:
+            found = tuple(getattr(value, "shape", ("no array",)))
+            raise _different("shape", (ids[0], tuple(shape)), (id_, found), where)
 
 
 def _numbers(values: Sequence[Any], ids: Sequence[int], where: str) -> NDArray[Any]:
-    for value, id_ in zip(values, ids, strict=True):
-        if not isinstance(value, (int, float)):
-            raise _different("type", (ids[0], type(values[0]).__name__), (id_, type(value).__name__), where)
+    kinds = set(map(type, values))
+    if not kinds <= {int, float, bool}:
+        for value, id_ in zip(values, ids, strict=True):
+            if not isinstance(value, (int, float)):
+                raise _different("type", (ids[0], type(values[0]).__name__), (id_, type(value).__name__), where)
     try:
-        return np.array(values, dtype=_number_dtype(values))
+        return np.array(values, dtype=_number_dtype(values[0], kinds))
     except OverflowError as error:
         raise SampleError(f"{where or 'it'} holds an integer that does not fit in 64 bits", ids[0]) from error
 
 
-def _number_dtype(values: Sequence[int | float]) -> type[np.generic]:
+def _number_dtype(first: int | float, kinds: set[type]) -> type[np.generic]:
     """torch's choice: float64 where the first is a float, float32 where a later one is."""
-    if isinstance(values[0], float):
+    if isinstance(first, float):
         return np.float64
-    if any(isinstance(value, float) for value in values):
+    if any(issubclass(kind, float) for kind in kinds):
         return np.float32
-    return np.bool_ if all(isinstance(value, bool) for value in values) else np.int64
+    return np.bool_ if kinds == {bool} else np.int64
 
 
-def _mapping(values: Sequence[Any], ids: Sequence[int], where: str) -> Any:
+def _mapping(values: Sequence[Any], ids: Sequence[int], where: str, defer: bool) -> Any:
     first = values[0]
+    keys = first.keys()
     for value, id_ in zip(values, ids, strict=True):
-        if not isinstance(value, Mapping) or not first.keys() <= value.keys():
+        if not (type(value) is type(first) or isinstance(value, Mapping)) or not keys <= value.keys():
             found = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
             raise _different("keys", (ids[0], sorted(map(str, first))), (id_, found), where)
-    batch = {key: collate([value[key] for value in values], ids, f"{where}[{key!r}]") for key in first}
+    batch = {key: collate([value[key] for value in values], ids, f"{where}[{key!r}]", defer=defer) for key in first}
     return _like(first, batch)
 
 
@@ -115,14 +167,15 @@ def _dataclass(values: Sequence[Any], ids: Sequence[int], where: str) -> Any:
     return dataclasses.replace(values[0], **batch)
 
 
-def _sequence(values: Sequence[Any], ids: Sequence[int], where: str) -> Any:
+def _sequence(values: Sequence[Any], ids: Sequence[int], where: str, defer: bool) -> Any:
     first = values[0]
-    for value, id_ in zip(values, ids, strict=True):
-        if not isinstance(value, Sequence) or len(value) != len(first):
-            found = len(value) if isinstance(value, Sequence) else type(value).__name__
-            raise _different("length", (ids[0], len(first)), (id_, found), where)
+    if set(map(type, values)) != {type(first)} or len(set(map(len, values))) > 1:
+        for value, id_ in zip(values, ids, strict=True):
+            if not isinstance(value, Sequence) or len(value) != len(first):
+                found = len(value) if isinstance(value, Sequence) else type(value).__name__
+                raise _different("length", (ids[0], len(first)), (id_, found), where)
     columns = zip(*values, strict=True)
-    batch = [collate(column, ids, f"{where}[{k}]") for k, column in enumerate(columns)]
+    batch = [collate(column, ids, f"{where}[{k}]", defer=defer) for k, column in enumerate(columns)]
     if hasattr(first, "_fields"):
         return type(first)(*batch)
     try:

@@ -28,6 +28,10 @@ class Crop(msgspec.Struct, frozen=True, gc=False):
     width: int
     height: int
 
+    def is_inside(self, height: int, width: int) -> bool:
+        """Whether it keeps to an image of this size."""
+        return 0 <= self.left <= width - self.width and 0 <= self.top <= height - self.height
+
 
 class Resample(msgspec.Struct, frozen=True, gc=False):
     """Resize to (width, height)."""
@@ -86,6 +90,20 @@ def pixels_of(image: Image.Image, view: View) -> Pixels:
         image = _moved(image, move)
     pixels = np.asarray(image)
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def part_of_pixels(pixels: Pixels, view: View) -> Pixels:
+    """The same of an image's decoded pixels. Where the view begins with a crop, only that part of them is read."""
+    moves = view.moves
+    if moves and isinstance(crop := moves[0], Crop) and crop.is_inside(*pixels.shape[:2]):
+        pixels = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
+        moves = moves[1:]
+    return pixels_of(image_of(pixels), View(view.height, view.width, moves))
+
+
+def image_of(pixels: Pixels) -> Image.Image:
+    """The image of uint8 pixels (height, width[, channel])."""
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2:] == (1,) else pixels)
 
 
 def _moved(image: Image.Image, move: Crop | Resample | Mirror) -> Image.Image:

@@ -1,8 +1,8 @@
 """The operations that choose pixels.
 
-Each works on the numbers of one image's `View`, before any pixel is touched; those that only move pixels also work on a
-whole batch of arrays at once, and both ways give the same bytes. Their randomness is handed in as uniform numbers in
-[0, 1), so that they are pure functions.
+Each works on the numbers of one image's `View`, before any pixel is touched; those that only move pixels also work on
+the `Windows` of a whole batch of arrays at once, and both ways give the same bytes. Their randomness is handed in as
+uniform numbers in [0, 1), so that they are pure functions.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 from msgspec.structs import force_setattr
 
-from ddlp.data.operation import Form, Images, Operation, Uniforms, fix_floats, fix_size, is_int, is_number
+from ddlp.data.operation import Form, Operation, Uniforms, fix_floats, fix_size, is_int, is_number, is_size
 from ddlp.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddlp.data.decode import View
+    from ddlp.data.windows import Windows
 
 Size: TypeAlias = int | tuple[int, int]  # one side of a square, or (height, width)
 
@@ -37,8 +38,8 @@ class Geometry(Operation, frozen=True):
 class Rearrangement(Geometry, frozen=True):
     """Moves pixels without changing them, so that it works on whole batches of any dtype."""
 
-    def batch(self, images: Images, uniforms: Uniforms) -> Images:
-        """The same choice for every image of a batch; it may write into `images`."""
+    def choose(self, windows: Windows, uniforms: Uniforms) -> None:
+        """`view`, for every sample of a batch at once."""
         raise NotImplementedError
 
 
@@ -111,6 +112,29 @@ class Resize(Geometry, frozen=True):
         return (self.size, long) if height <= width else (long, self.size)
 
 
+class Shrink(Geometry, frozen=True):
+    """Resize the longer side to `longest_side` pixels, keeping the ratio; an image that is no larger stays as it is."""
+
+    longest_side: int
+
+    def __post_init__(self) -> None:
+        if not is_size(self.longest_side):
+            raise UsageError(f"Shrink: longest_side must be a number of pixels, 1 or more: {self.longest_side!r}")
+
+    def output(self, form: Form) -> Form:
+        if form.height is None or form.width is None:
+            return _resized_form(self, form, None, None)
+        return _resized_form(self, form, *self._sides(form.height, form.width))
+
+    def view(self, view: View, uniforms: Sequence[float]) -> View:
+        sides = self._sides(*view.shape)
+        return view if sides == view.shape else view.resized(*sides)
+
+    def _sides(self, height: int, width: int) -> tuple[int, int]:
+        scale = min(1.0, self.longest_side / max(height, width))
+        return max(1, round(height * scale)), max(1, round(width * scale))
+
+
 class CenterCrop(Rearrangement, frozen=True):
     """The central part of `size`."""
 
@@ -125,10 +149,8 @@ class CenterCrop(Rearrangement, frozen=True):
     def view(self, view: View, uniforms: Sequence[float]) -> View:
         return view.cropped(*self._place(*view.shape), *_pair(self.size))
 
-    def batch(self, images: Images, uniforms: Uniforms) -> Images:
-        top, left = self._place(*images.shape[2:])
-        height, width = _pair(self.size)
-        return images[:, :, top : top + height, left : left + width]
+    def choose(self, windows: Windows, uniforms: Uniforms) -> None:
+        windows.crop(*self._place(windows.height, windows.width), *_pair(self.size))
 
     def _place(self, height: int, width: int) -> tuple[int, int]:
         room = _room(self, (height, width), _pair(self.size), 0)
@@ -156,12 +178,10 @@ class RandomCrop(Rearrangement, frozen=True):
         top, left = (_place(room[i], uniforms[i]) - self.padding for i in (0, 1))
         return view.cropped(top, left, *_pair(self.size))
 
-    def batch(self, images: Images, uniforms: Uniforms) -> Images:
-        room = _room(self, images.shape[2:], _pair(self.size), self.padding)
-        top, left = (np.floor(uniforms[:, i] * (room[i] + 1)).astype(np.intp) for i in (0, 1))
-        windows = np.lib.stride_tricks.sliding_window_view(_padded(images, self.padding), _pair(self.size), axis=(2, 3))
-        parts: Images = windows[np.arange(len(images)), :, top, left]
-        return parts
+    def choose(self, windows: Windows, uniforms: Uniforms) -> None:
+        room = _room(self, (windows.height, windows.width), _pair(self.size), self.padding)
+        top, left = (np.floor(uniforms[:, i] * (room[i] + 1)).astype(np.int32) - self.padding for i in (0, 1))
+        windows.crop(top, left, *_pair(self.size))
 
 
 class RandomHorizontalFlip(Rearrangement, frozen=True):
@@ -179,20 +199,8 @@ class RandomHorizontalFlip(Rearrangement, frozen=True):
     def view(self, view: View, uniforms: Sequence[float]) -> View:
         return view.mirrored() if uniforms[0] < self.p else view
 
-    def batch(self, images: Images, uniforms: Uniforms) -> Images:
-        chosen = np.flatnonzero(uniforms[:, 0] < self.p)
-        images[chosen] = images[chosen, :, :, ::-1]
-        return images
-
-
-def _padded(images: Images, padding: int) -> Images:
-    if padding == 0:
-        return images
-    batch, channels, height, width = images.shape
-    # Channels last, as the images lie in memory, so that the copy runs along both.
-    larger = np.zeros((batch, height + 2 * padding, width + 2 * padding, channels), images.dtype).transpose(0, 3, 1, 2)
-    larger[:, :, padding : padding + height, padding : padding + width] = images
-    return larger
+    def choose(self, windows: Windows, uniforms: Uniforms) -> None:
+        windows.mirror(uniforms[:, 0] < self.p)
 
 
 def _between(low: float, high: float, uniform: float) -> float:

@@ -9,12 +9,11 @@ import numpy as np
 from PIL import Image
 
 from ddlp.data import decode
-from ddlp.data.base import read
-from ddlp.data.folder import ImageFolder
 from ddlp.data.geometry import Geometry
+from ddlp.data.images import ImageFiles
 from ddlp.data.ops import Map
 from ddlp.data.pixels import kernel, part_of
-from ddlp.data.python import seed_generators
+from ddlp.data.randomness import seed_generators
 from ddlp.data.rows import Rows, cut_out, mapped, sample_error, write
 from ddlp.errors import DataError
 
@@ -23,39 +22,56 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ddlp.data.decode import Pixels
     from ddlp.data.operation import Form
+    from ddlp.data.pixels import Part
     from ddlp.data.recipe import Recipe
     from ddlp.data.rows import Arrays, Check
     from ddlp.data.sampling import ListedPlan, Plan
 
 
 class Samples(ABC):
-    """Where ImageRows gets its samples from, one at a time; `python`: code of the user makes them."""
+    """Where ImageRows gets its samples from, one at a time.
+
+    python  code of the user makes them
+    ahead   how many samples before it is loaded one should be announced, by `will_need`; 0: that changes nothing
+    """
 
     python: ClassVar[bool] = True
+    ahead: ClassVar[int] = 0
 
     @abstractmethod
-    def load(self, id_: int) -> tuple[bytes | Image.Image, Sequence[Any]]:
-        """The image, as a file's bytes or decoded, and the values of the other fields. Exceptions are the sample's."""
+    def load(self, id_: int) -> tuple[bytes | Pixels | Image.Image, Sequence[Any]]:
+        """The image, as a file's bytes or decoded, and the values of the other fields. Exceptions are the sample's.
+
+        Pixels (height, width, channel) are C-contiguous and in the mode that the recipe decodes to.
+        """
 
     def path(self, id_: int) -> str | None:
         """The sample's file, where it has one."""
         return None
 
+    def will_need(self, id_: int) -> None:  # noqa: B027  # nothing to do is the default
+        """The sample will be loaded soon. Never fails."""
 
-class FolderSamples(Samples):
+
+class FileSamples(Samples):
     """Image files and their labels."""
 
     python = False
+    ahead = 16  # some megabytes: a disk has enough to do, and little is read in vain when a batch is given up
 
-    def __init__(self, folder: ImageFolder) -> None:
-        self._folder = folder
+    def __init__(self, files: ImageFiles) -> None:
+        self._files = files
 
     def load(self, id_: int) -> tuple[bytes, Sequence[Any]]:
-        return read(self.path(id_)), (self._folder.labels[id_],)
+        return self._files.encoded(id_), (self._files.labels[id_],)
 
     def path(self, id_: int) -> str:
-        return self._folder.path(id_)
+        return self._files.path(id_)
+
+    def will_need(self, id_: int) -> None:
+        self._files.will_need(id_)
 
 
 class DatasetSamples(Samples):
@@ -66,11 +82,11 @@ class DatasetSamples(Samples):
 
     def load(self, id_: int) -> tuple[Image.Image, Sequence[Any]]:
         image, *rest = self._dataset[id_]
-        return image if isinstance(image, Image.Image) else _pillow(image), rest
+        return image if isinstance(image, Image.Image) else decode.image_of(np.asarray(image)), rest
 
 
 def samples_of(dataset: Any) -> Samples:
-    return FolderSamples(dataset) if isinstance(dataset, ImageFolder) else DatasetSamples(dataset)
+    return FileSamples(dataset) if isinstance(dataset, ImageFiles) else DatasetSamples(dataset)
 
 
 class ImageRows(Rows):
@@ -79,6 +95,7 @@ class ImageRows(Rows):
     def __init__(self, recipe: Recipe, samples: Samples, form: Form) -> None:
         self._recipe = recipe
         self._samples = samples
+        self.ahead = samples.ahead
         self._mapped = recipe.mapped(form)
         self._decode = recipe.decode
         self._geometry = recipe.numbered(Geometry)
@@ -90,33 +107,54 @@ class ImageRows(Rows):
     def fill(self, plan: Plan | ListedPlan, ids: NDArray[np.int64], out: Arrays, check: Check) -> None:
         uniforms = self._recipe.uniforms(plan.seed, plan.epoch, ids)
         numbers = [array.tolist() for array in uniforms]  # Python floats are the faster ones for one sample
-        for row, id_ in enumerate(ids.tolist()):
+        listed = ids.tolist()
+        for row, id_ in enumerate(listed):
             check()
+            self.expect(listed[row + self.ahead : row + self.ahead + 1])
             try:
                 self._fill_row(plan, id_, [array[row] for array in numbers], [array[row : row + 1] for array in out])
             except Exception as error:
                 raise sample_error(error, id_, self._samples.path(id_)) from error
         cut_out(self._recipe, uniforms, out[0])
 
+    def expect(self, ids: Sequence[int]) -> None:
+        for id_ in ids:
+            self._samples.will_need(id_)
+
     def _fill_row(self, plan: Plan | ListedPlan, id_: int, uniforms: list[list[float]], out: Arrays) -> None:
         if self._maps or self._samples.python:
             seed_generators(plan.seed, plan.epoch, id_)
         source, rest = self._samples.load(id_)
-        if not (isinstance(source, bytes) and self._compiled(source, uniforms, out[0][0])):
-            pixels = self._pixels(decode.open_image(source) if isinstance(source, bytes) else source, uniforms)
+        if not self._compiled(source, uniforms, out[0][0]):
+            pixels = self._pixels(source, uniforms)
             write(self._recipe, mapped(self._maps, pixels, self._mapped).transpose(2, 0, 1)[None], out[0])
         for array, value in zip(out[1:], rest, strict=True):
             _put(array, np.asarray(value))
 
-    def _compiled(self, data: bytes, uniforms: list[list[float]], out: NDArray[Any]) -> bool:
+    def _compiled(self, source: bytes | Pixels | Image.Image, uniforms: list[list[float]], out: NDArray[Any]) -> bool:
         """Whether the kernel could fill `out`."""
-        size = None if self._kernel is None else self._kernel.size_of_jpeg(data)
-        if self._kernel is None or size is None:
+        if self._kernel is None or isinstance(source, Image.Image):
             return False
-        part = part_of(self._view(*size, uniforms), *size)
-        return part is not None and self._kernel.fill_from_jpeg(data, part, self._table, out)
+        part = self._part(self._kernel.size_of_jpeg(source) if isinstance(source, bytes) else source.shape, uniforms)
+        if part is None:
+            return False
+        if isinstance(source, bytes):
+            return self._kernel.fill_from_jpeg(source, part, self._table, out)
+        self._kernel.fill_from_pixels(source, part, self._table, out)
+        return True
 
-    def _pixels(self, image: Image.Image, uniforms: list[list[float]]) -> NDArray[Any]:
+    def _part(self, size: tuple[int, ...] | None, uniforms: list[list[float]]) -> Part | None:
+        """What the kernel is asked for, of an image of size (height, width, ...); None: it cannot do that."""
+        if size is None:
+            return None
+        height, width = size[:2]
+        return part_of(self._view(height, width, uniforms), height, width)
+
+    def _pixels(self, source: bytes | Pixels | Image.Image, uniforms: list[list[float]]) -> NDArray[Any]:
+        if isinstance(source, np.ndarray):
+            height, width, _ = source.shape
+            return decode.part_of_pixels(source, self._view(height, width, uniforms))
+        image = decode.open_image(source) if isinstance(source, bytes) else source
         if self._decode is not None:
             image = decode.converted(image, self._decode.mode)
         return decode.pixels_of(image, self._view(image.height, image.width, uniforms))
@@ -133,8 +171,3 @@ def _put(row: NDArray[Any], value: NDArray[Any]) -> None:
     if value.shape != row.shape[1:] or not np.can_cast(value.dtype, row.dtype, "same_kind"):
         raise DataError(f"a field is {value.dtype} {value.shape} where sample 0 has {row.dtype} {row.shape[1:]}")
     row[0] = value
-
-
-def _pillow(image: Any) -> Image.Image:
-    array = np.asarray(image)
-    return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddlp.data.arrays import ArrayDataset
-from ddlp.data.folder import ImageFolder
+from ddlp.data.images import ImageFiles
 from ddlp.data.operation import Form
 from ddlp.data.recipe import Recipe, check_pillow, form_of
 from ddlp.data.rows import sample_error
@@ -28,10 +28,10 @@ def check_arguments(dataset: Any, recipe: Any, collate_fn: Any) -> None:
         raise UsageError(f"recipe must be a Recipe, such as ddlp.recipes.imagenet_train(): {recipe!r:.200}")
     if recipe is not None and collate_fn is not None:
         raise UsageError("a recipe makes the whole batch: pass either a recipe or a collate_fn")
-    if recipe is None and collate_fn is None and isinstance(dataset, ImageFolder):
+    if recipe is None and collate_fn is None and isinstance(dataset, ImageFiles):
         raise UsageError(
-            "ImageFolder needs a recipe, for its images differ in size: pass recipe=ddlp.recipes.imagenet_train()"
-            " or imagenet_eval(), or a collate_fn"
+            f"{type(dataset).__name__} needs a recipe, for its images differ in size: pass"
+            " recipe=ddlp.recipes.imagenet_train() or imagenet_eval(), or a collate_fn"
         )
 
 
@@ -40,7 +40,7 @@ def form_and_layout(dataset: Any, recipe: Recipe | None, collate_fn: Any) -> tup
     if recipe is None:
         raw = isinstance(dataset, ArrayDataset) and collate_fn is None
         return None, Layout(_array_fields(dataset)) if raw else None
-    if isinstance(dataset, ImageFolder):
+    if isinstance(dataset, ImageFiles):
         if recipe.decode is None:
             raise UsageError("a recipe for image files begins with Decode()")
         form = Form(None, None, 3, "uint8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,13 +11,14 @@ from ddlp.data import decode
 from ddlp.data.array_rows import ArrayRows, RawRows
 from ddlp.data.arrays import ArrayDataset
 from ddlp.data.base import Source, digest
+from ddlp.data.cache import KeptSamples
 from ddlp.data.collate import collate
+from ddlp.data.fetching import Fetcher
 from ddlp.data.image_rows import ImageRows, samples_of
 from ddlp.data.layout import check_arguments, form_and_layout
 from ddlp.data.ops import Map
-from ddlp.data.python import pack, seed_generators, why_unpicklable
+from ddlp.data.python import pack, why_unpicklable
 from ddlp.data.recipe import Recipe
-from ddlp.data.rows import sample_error
 from ddlp.data.sampling import Plan
 from ddlp.data.sources import open_source
 from ddlp.errors import DataError, UsageError
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ddlp.data.pixel_file import PixelFile
+    from ddlp.data.python import Column
     from ddlp.data.rows import Rows
     from ddlp.data.sampling import ListedPlan
 
@@ -37,6 +41,7 @@ class Preparation:
     layout       the form of every batch; None: batches are whatever Python returns
     fingerprint  agrees between host and agent where data and recipe do
     python       whether arbitrary Python of the user runs in it
+    kept         the file of decoded pixels, where there is one; see `DecodedCache.open`
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class Preparation:
         recipe: Recipe | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
+        kept: PixelFile | None = None,
     ) -> None:
         """
         Raises:
@@ -56,6 +62,7 @@ class Preparation:
         self.recipe = recipe
         self.collate_fn = collate_fn
         self.worker_init_fn = worker_init_fn
+        self.kept = kept
         self.samples = len(dataset)
         self._form, self.layout = form_and_layout(dataset, recipe, collate_fn)
         self.fingerprint = _fingerprint(dataset, recipe)
@@ -75,7 +82,7 @@ class Preparation:
             if part is not None:
                 raise UsageError(f"{name} is Python of this process and cannot be described to an agent: leave it out")
         if not isinstance(self.dataset, Source):
-            kinds = "ImageFolder, CIFAR10 or ArrayDataset of .npy paths"
+            kinds = "ImageFolder, TarShards, CIFAR10 or ArrayDataset of .npy paths"
             name = type(self.dataset).__name__
             raise UsageError(f"a {name} cannot be described to an agent: use {kinds}, or keep it on the CPU pool")
         recipe = b"null" if self.recipe is None else self.recipe.to_json()
@@ -108,7 +115,18 @@ class Preparation:
             return RawRows(self.dataset.arrays)
         if isinstance(self.dataset, ArrayDataset) and self.recipe.on_arrays:
             return ArrayRows(self.recipe, self.dataset.arrays, self._form)
-        return ImageRows(self.recipe, samples_of(self.dataset), self._form)
+        samples = samples_of(self.dataset) if self.kept is None else KeptSamples(self.dataset, self.kept)
+        return ImageRows(self.recipe, samples, self._form)
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that a process must inherit to unpickle it."""
+        return () if self.kept is None else (self.kept.fd,)
+
+    def close(self) -> None:
+        """Let go of the pixels that are kept."""
+        if self.kept is not None:
+            self.kept.close()
 
     def __repr__(self) -> str:
         return f"Preparation({self.dataset!r}, {self.recipe!r})"
@@ -120,6 +138,7 @@ class Maker:
     def __init__(self, preparation: Preparation, rows: Rows | None) -> None:
         self._preparation = preparation
         self._rows = rows
+        self._fetcher = Fetcher(preparation.dataset)
         self._plan: Plan | ListedPlan | None = None
 
     def begin(self, plan: Plan | ListedPlan) -> None:
@@ -143,7 +162,19 @@ class Maker:
         plan = self._begun()
         self._rows.fill(plan, plan.ids(index, lo, hi), out, check)
 
-    def collect(self, index: int, lo: int, hi: int, check: Callable[[], None]) -> tuple[list[NDArray[Any]], bytes]:
+    def expect(self, index: int, lo: int, hi: int) -> None:
+        """Rows lo..hi of batch `index` will be made soon: the first of them are read ahead. Never fails.
+
+        While rows are made, those behind them are read ahead anyway.
+        """
+        if self._rows is not None and self._rows.ahead:
+            with contextlib.suppress(IndexError):
+                ids = self._begun().ids(index, lo, hi)
+                self._rows.expect(ids[: self._rows.ahead].tolist())
+
+    def collect(
+        self, index: int, lo: int, hi: int, check: Callable[[], None]
+    ) -> tuple[list[NDArray[Any] | Column], bytes]:
         """(arrays, skeleton) of rows lo..hi of batch `index`, for preparations without layout; see `python.unpack`.
 
         Raises:
@@ -153,9 +184,13 @@ class Maker:
         """
         plan = self._begun()
         ids = plan.ids(index, lo, hi).tolist()
-        samples = [self._sample(plan, id_, check) for id_ in ids]
+        samples = self._fetcher.fetch(plan, ids, check)
         collate_fn = self._preparation.collate_fn
-        batch = collate(samples, ids) if collate_fn is None else _called(collate_fn, samples, ids)
+        if collate_fn is None:
+            batch = collate(samples, ids, defer=True)
+        else:
+            self._fetcher.seed_batch(plan, ids)
+            batch = _called(collate_fn, samples, ids)
         try:
             return pack(batch, keep_numpy=collate_fn is not None)
         except Exception as error:
@@ -170,14 +205,6 @@ class Maker:
     def _begun(self) -> Plan | ListedPlan:
         assert self._plan is not None, "begin comes before make"
         return self._plan
-
-    def _sample(self, plan: Plan | ListedPlan, id_: int, check: Callable[[], None]) -> Any:
-        check()
-        seed_generators(plan.seed, plan.epoch, id_)
-        try:
-            return self._preparation.dataset[id_]
-        except Exception as error:
-            raise sample_error(error, id_, None) from error
 
 
 def _called(collate_fn: Callable[[list[Any]], Any], samples: list[Any], ids: list[int]) -> Any:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from ddlp.data.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from ddlp.data import compiled
+from ddlp.data.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, Shrink
 from ddlp.data.operation import CHANNELS, Form, Images, Operation, Uniforms, fix_floats, is_size
 from ddlp.errors import UsageError
 from ddlp.types import ITEM_NBYTES
@@ -27,6 +28,7 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",
+    "Shrink",
 ]
 
 
@@ -131,20 +133,18 @@ class Cutout(Operation, frozen=True):
             raise UsageError(f"Cutout: size must be a number of pixels, 1 or more: {self.size!r}")
 
     def batch(self, images: Images, uniforms: Uniforms) -> None:
-        """Cut a square out of every image of a batch, in place."""
-        rows, columns = (self._inside(uniforms[:, i], images.shape[2 + i]) for i in (0, 1))
-        np.copyto(images, 0, where=(rows[:, :, None] & columns[:, None, :])[:, None])
-
-    def _inside(self, uniform: NDArray[np.float64], extent: int) -> NDArray[np.bool_]:
-        """Which of `extent` positions the square covers, (batch, extent); its centre is uniform over the positions."""
-        first = np.floor(uniform * extent)[:, None] - self.size // 2
-        position = np.arange(extent)
-        covered: NDArray[np.bool_] = (position >= first) & (position < first + self.size)
-        return covered
+        """Cut a square out of every image of a batch, in place; its centre is uniform over the pixels."""
+        corners = np.floor(uniforms * images.shape[2:]).astype(np.int64) - self.size // 2
+        if compiled.loops is not None and images.flags.c_contiguous:
+            compiled.loops.clear(images, images.shape, images.itemsize, corners, self.size)
+            return
+        starts, ends = np.maximum(corners, 0).tolist(), (corners + self.size).tolist()
+        for image, (top, left), (bottom, right) in zip(images, starts, ends, strict=True):
+            image[:, top:bottom, left:right] = 0
 
 
 Standard: TypeAlias = (
-    Decode | RandomResizedCrop | Resize | CenterCrop | RandomCrop | RandomHorizontalFlip | Normalize | Cutout
+    Decode | Shrink | RandomResizedCrop | Resize | CenterCrop | RandomCrop | RandomHorizontalFlip | Normalize | Cutout
 )
 
 

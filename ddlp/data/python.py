@@ -1,4 +1,4 @@
-"""Batches that arbitrary Python makes: how they cross a process boundary, their seeds, and what would not pickle.
+"""Batches that arbitrary Python makes: how they cross a process boundary, and what would not pickle.
 
 A batch is packed as its arrays and a skeleton, the pickled rest with a reference in the place of each array, so array
 bytes are never pickled.
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import pickle
-import random
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlp.data.sampling import sample_seed
 from ddlp.types import ITEM_NBYTES
 
 if TYPE_CHECKING:
@@ -28,7 +27,33 @@ _TENSOR, _NUMPY, _BFLOAT16 = "tensor", "numpy", "bfloat16"  # what a leaf become
 _MAX_DEPTH, _MAX_TRIES = 16, 2000
 
 
-def pack(batch: Any, *, keep_numpy: bool) -> tuple[list[NDArray[Any]], bytes]:
+class Column:
+    """Arrays or tensors of many samples that stand for the one array that they make together.
+
+    They are joined only where that array goes, so that large ones are copied once. All must be alike, dense, and of
+    one of the dtypes of batches.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+        self.shape = (len(values), *values[0].shape)
+        self.dtype = np.dtype(str(values[0].dtype).removeprefix("torch."))
+
+    @property
+    def nbytes(self) -> int:
+        count: int = math.prod(self.shape)
+        return count * self.dtype.itemsize
+
+    def into(self, out: NDArray[Any]) -> None:
+        """Fill `out`, C-contiguous and of this shape and dtype."""
+        if type(self._values[0]) is np.ndarray:
+            np.concatenate(self._values, out=out.reshape(-1, *self.shape[2:]))
+        else:
+            torch = sys.modules["torch"]
+            torch.stack(self._values, out=torch.from_numpy(out))
+
+
+def pack(batch: Any, *, keep_numpy: bool) -> tuple[list[NDArray[Any] | Column], bytes]:
     """(arrays, skeleton) of a batch; `unpack` puts them together again.
 
     Numpy arrays become tensors there, or stay numpy arrays with `keep_numpy`. bfloat16 tensors travel as int16. Arrays
@@ -51,7 +76,7 @@ def unpack(skeleton: bytes, tensors: Sequence[Any]) -> Any:
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, keep_numpy: bool) -> None:
         super().__init__(file, protocol=5)
-        self.arrays: list[NDArray[Any]] = []
+        self.arrays: list[NDArray[Any] | Column] = []
         self._keep_numpy = keep_numpy
         self._seen: dict[int, tuple[Any, tuple[int, str]]] = {}  # by id; holds the object, so that ids stay unique
 
@@ -67,8 +92,10 @@ class _Pickler(pickle.Pickler):
         self._seen[id(obj)] = (obj, reference)
         return reference
 
-    def _leaf(self, obj: Any) -> tuple[NDArray[Any], str] | None:
-        if type(obj) is np.ndarray and obj.dtype.name in ITEM_NBYTES:
+    def _leaf(self, obj: Any) -> tuple[NDArray[Any] | Column, str] | None:
+        if type(obj) is Column:
+            return obj, _TENSOR
+        if type(obj) is np.ndarray and dtype_name(obj.dtype) in ITEM_NBYTES:
             native = obj.astype(obj.dtype.newbyteorder("="), copy=False)
             return native, _NUMPY if self._keep_numpy else _TENSOR
         torch = sys.modules.get("torch")
@@ -100,13 +127,10 @@ class _Unpickler(pickle.Unpickler):
         return tensor.view(sys.modules["torch"].bfloat16) if kind == _BFLOAT16 else tensor
 
 
-def seed_generators(seed: int, epoch: int, id_: int) -> None:
-    """Seed `random`, `numpy.random` and, where it is loaded, torch, so that a sample's randomness is its own."""
-    word = sample_seed(seed, epoch, id_)
-    random.seed(word)
-    np.random.seed(word & 0xFFFFFFFF)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.default_generator.manual_seed(word >> 1)  # the CPU's alone: manual_seed() would also ask for every GPU
+@functools.lru_cache(maxsize=64)
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """`dtype.name`, which numpy puts together each time."""
+    return dtype.name
 
 
 def why_unpicklable(obj: Any, name: str) -> str:

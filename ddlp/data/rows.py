@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 class Rows(ABC):
-    """Makes samples `ids` into the rows of `out`, one array per field, each as long as `ids`."""
+    """Makes samples `ids` into the rows of `out`, one array per field, each as long as `ids`.
+
+    ahead  how many samples `expect` should be told of before they are made; 0: that changes nothing
+    """
+
+    ahead: int = 0
 
     @abstractmethod
     def fill(self, plan: Plan | ListedPlan, ids: NDArray[np.int64], out: Arrays, check: Check) -> None:
@@ -34,6 +39,9 @@ class Rows(ABC):
         Raises:
             SampleError: a sample cannot be read or processed.
         """
+
+    def expect(self, ids: Sequence[int]) -> None:  # noqa: B027  # nothing to do is the default
+        """These samples will be made soon: have what they need read ahead. Never fails."""
 
 
 def mapped(maps: list[Map], pixels: NDArray[Any], form: Form) -> NDArray[Any]:

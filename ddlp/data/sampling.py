@@ -13,12 +13,14 @@ last short global batch is split evenly, so every sample is used exactly once ov
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from ddlp.data import compiled
 from ddlp.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True, tag=True):
         positions = np.arange(start + lo, start + hi, dtype=np.int64)
         if not self.shuffle:
             return positions
-        return permute(positions, self.samples, _key(_ORDER, self.seed, self.epoch))
+        return permute(positions, self.samples, _order_key(self.seed, self.epoch))
 
     @property
     def _full(self) -> int:
@@ -182,15 +184,13 @@ def permute(positions: NDArray[np.int64], n: int, key: int) -> NDArray[np.int64]
     Raises:
         IndexError: a position is outside range(n).
     """
+    if n > _SORTED_UP_TO and compiled.loops is not None:
+        images = positions.astype(np.int64)
+        compiled.loops.permute(images, n, *_network(n, key))
+        return images
     if len(positions) and not (positions.min() >= 0 and positions.max() < n):
         raise IndexError(f"positions must be in 0..{n - 1}")
-    if n <= _SORTED_UP_TO:
-        order: NDArray[np.int64] = np.argsort(_mixed(np.arange(n), key), kind="stable").astype(np.int64)
-        return order[positions]
-    images = _feistel(positions.astype(np.uint64), n, key)
-    while len(outside := np.flatnonzero(images >= n)):
-        images[outside] = _feistel(images[outside], n, key)
-    return images.astype(np.int64)
+    return _sorted(n, key)[positions] if n <= _SORTED_UP_TO else _walked(positions, n, *_network(n, key))
 
 
 def draws(seed: int, epoch: int, ids: NDArray[np.int64], operation: int, count: int) -> NDArray[np.float64]:
@@ -198,11 +198,14 @@ def draws(seed: int, epoch: int, ids: NDArray[np.int64], operation: int, count: 
 
     Number j of a sample depends on (seed, epoch, id, operation, j) and on nothing else: not on the batch or on `count`.
     """
-    streams = _mixed(ids, _key(_DRAW, seed, epoch, operation))
+    key = _draw_key(seed, epoch, operation)
+    if compiled.loops is not None:
+        uniform = np.empty((len(ids), count))
+        compiled.loops.draws(np.ascontiguousarray(ids, np.int64), key, count, uniform)
+        return uniform
     counters = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
-    bits = _finalise(streams[:, None] + counters)
-    uniform: NDArray[np.float64] = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return uniform
+    bits = _finalise(_mixed(ids, key)[:, None] + counters)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def sample_seed(seed: int, epoch: int, id_: int) -> int:
@@ -210,23 +213,57 @@ def sample_seed(seed: int, epoch: int, id_: int) -> int:
     return _key(_DRAW, seed, epoch, id_)
 
 
-def _feistel(x: NDArray[np.uint64], n: int, key: int) -> NDArray[np.uint64]:
-    """One pass of the network over range(a * b), n <= a * b < n + a."""
+def sample_seeds(seed: int, epoch: int, ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`sample_seed` of each of `ids`."""
+    words = _finalise(ids.astype(np.uint64) + np.uint64(_GAMMA))
+    return _finalise(words ^ np.uint64(_absorbed(4, _DRAW, seed, epoch)))
+
+
+@functools.lru_cache(maxsize=4)
+def _order_key(seed: int, epoch: int) -> int:
+    return _key(_ORDER, seed, epoch)
+
+
+@functools.lru_cache(maxsize=64)
+def _draw_key(seed: int, epoch: int, operation: int) -> int:
+    return _key(_DRAW, seed, epoch, operation)
+
+
+@functools.lru_cache(maxsize=4)
+def _sorted(n: int, key: int) -> NDArray[np.int64]:
+    return np.argsort(_mixed(np.arange(n), key), kind="stable").astype(np.int64)
+
+
+@functools.lru_cache(maxsize=4)
+def _network(n: int, key: int) -> tuple[int, int, NDArray[np.uint64]]:
+    """The sides (a, b) of the network over range(n), and the key of each round."""
     a = math.isqrt(n - 1) + 1
-    b = -(-n // a)
+    return a, -(-n // a), np.array([_key(key, turn) for turn in range(_ROUNDS)], np.uint64)
+
+
+def _walked(positions: NDArray[np.int64], n: int, a: int, b: int, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Through the network until all are inside."""
+    images = _feistel(positions.astype(np.uint64), a, b, keys)
+    while len(outside := np.flatnonzero(images >= n)):
+        images[outside] = _feistel(images[outside], a, b, keys)
+    return images.astype(np.int64)
+
+
+def _feistel(x: NDArray[np.uint64], a: int, b: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One pass of the network over range(a * b), n <= a * b < n + a."""
     left, right = np.divmod(x, np.uint64(b))
     for turn in range(0, _ROUNDS, 2):
-        left = (left + _below(a, right, _key(key, turn))) % np.uint64(a)
-        right = (right + _below(b, left, _key(key, turn + 1))) % np.uint64(b)
+        left = (left + _below(a, right, keys[turn])) % np.uint64(a)
+        right = (right + _below(b, left, keys[turn + 1])) % np.uint64(b)
     return left * np.uint64(b) + right
 
 
-def _below(limit: int, x: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+def _below(limit: int, x: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     """Keyed hash of each x to 0..limit-1, for limit < 2**32 (Lemire's multiply and shift)."""
     return (_mixed(x, key) >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)
 
 
-def _mixed(x: NDArray[np.integer], key: int) -> NDArray[np.uint64]:
+def _mixed(x: NDArray[np.integer], key: int | np.uint64) -> NDArray[np.uint64]:
     return _finalise(_finalise(x.astype(np.uint64) * np.uint64(_GAMMA) + np.uint64(key)) ^ np.uint64(key))
 
 
@@ -239,7 +276,10 @@ def _finalise(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _key(*words: int) -> int:
     """A 64-bit key: SplitMix64's finaliser absorbing one word after the other."""
-    key = len(words)
+    return _absorbed(len(words), *words)
+
+
+def _absorbed(key: int, *words: int) -> int:
     for word in words:
         key = _mix_int(key ^ _mix_int(word + _GAMMA))
     return key

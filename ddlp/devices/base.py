@@ -29,7 +29,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     side         the end that it eats from unless told otherwise
     depth        claims in flight that keep it busy
     store_bytes  room for finished batches that wait to be used, in bytes; None: no such bound
-    store_batches  the same in batches, for devices whose batches have no fixed size; the smaller bound holds
+    store_batches  the same in batches, where no bound in bytes is given or the size of a batch is not known
     lands        where finished batches lie: "slot", "file", "stream" or "accelerator"
     kernels      versions of the libraries that make its pixels
     """
@@ -55,7 +55,7 @@ class Job:
     preparation: Preparation
     plan: Plan | ListedPlan
     arena: Arena
-    timeout_s: float = 60.0
+    timeout_s: float | None = 60.0
 
 
 class FilePlace(msgspec.Struct, frozen=True):
@@ -85,6 +85,7 @@ class Device(ABC):
 
     def __init__(self) -> None:
         self._closed = False
+        self._broken: DeviceLost | None = None
 
     @property
     @abstractmethod
@@ -120,9 +121,14 @@ class Device(ABC):
         return ref
 
     def discard(self, ref: BatchRef) -> None:
-        """Forget a finished batch and free its room. Returns at once; never raises for a device that is gone."""
-        if not self._closed:
+        """Forget a finished batch and free its room. Returns at once and never raises; a driver that fails is lost."""
+        if self._closed:
+            return
+        try:
             self._discard(ref)
+        except Exception as error:
+            self._broken = DeviceLost(f"{self.name}: discarding failed: {type(error).__name__}: {error}")
+            self._broken.__cause__ = error
 
     def statistics(self) -> DeviceStatistics:
         """What it has done so far."""
@@ -149,6 +155,8 @@ class Device(ABC):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self.name} is closed")
+        if self._broken is not None:
+            raise self._broken
 
     async def _translated(self, work: Any, wrapper: type[DdlpError]) -> Any:
         """Await a driver's own coroutine; no foreign exception crosses the boundary."""

@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """Whether the agent has said that it opened the data set."""
-        return self._opened.done() and self.why_lost is None
+        return self._opened.done() and self._opened.exception() is None and self.why_lost is None
 
     @property
     def busy(self) -> int:

@@ -7,15 +7,17 @@ import itertools
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from ddlp.agent.protocol import Open
 from ddlp.data.python import why_unpicklable
+from ddlp.data.room import cores
 from ddlp.devices.base import Capabilities
 from ddlp.devices.process import AgentProcess
 from ddlp.devices.remote import PARTS_EACH, AgentDevice
+from ddlp.devices.tuning import Tuner
 from ddlp.errors import UsageError
 from ddlp.memory import share
 from ddlp.types import BatchRef, Side
@@ -35,6 +37,9 @@ _FIRST_GUESS = 1 << 20  # bytes of a batch without a fixed form, before any was 
 class CpuPool(AgentDevice):
     """`workers` processes (default: one per available core), optionally confined to the cores `cpus`.
 
+    Cores are available as far as the process may run on them, and as its control groups allow it so much time. With
+    "auto" the number of workers, at most one per available core, is found by measuring while they work: see `Tuner`.
+
     A batch with a fixed form is divided among the workers when that makes it ready sooner, the first one included; any
     other is made whole by one worker. `store_bytes` bounds finished batches; without it their number is bounded.
     `name` is unique among a loader's devices.
@@ -45,16 +50,17 @@ class CpuPool(AgentDevice):
 
     def __init__(
         self,
-        workers: int | None = None,
+        workers: int | Literal["auto"] | None = None,
         cpus: Sequence[int] | None = None,
         store_bytes: int | None = None,
         name: str = "cpu0",
     ) -> None:
-        available = os.sched_getaffinity(0) if cpus is None else set(cpus)
-        workers = len(available) if workers is None else workers
-        if workers < 1:
-            raise UsageError(f"CpuPool needs at least one worker: workers={workers}, cpus={cpus}")
-        super().__init__(name, workers)
+        most = cores(cpus) if workers is None or workers == "auto" else workers
+        if not hasattr(most, "__index__") or most < 1:
+            raise UsageError(f"CpuPool needs at least one worker, or 'auto': workers={workers!r}, cpus={cpus}")
+        super().__init__(name, most)
+        self._most = most
+        self._tuner = Tuner(most) if workers == "auto" else None
         self._cpus = cpus
         self._store_bytes = store_bytes
         self._shared: Shared | None = None
@@ -63,9 +69,14 @@ class CpuPool(AgentDevice):
     @property
     def capabilities(self) -> Capabilities:
         # Enough claims that no worker runs dry while one of them has the answer of a small batch on its way.
-        depth = self._workers + min(self._workers, PARTS_EACH)
-        batches = depth + self._workers + IN_TRAINING if self._store_bytes is None else None
+        depth = self._most + min(self._most, PARTS_EACH)
+        batches = depth + self._most + IN_TRAINING
         return Capabilities(Side.HEAD, depth, store_bytes=self._store_bytes, store_batches=batches, lands="slot")
+
+    @property
+    def workers(self) -> int:
+        """How many work at present."""
+        return self._workers
 
     async def _prepare(self, job: Job) -> Open:
         if self._shared is None:
@@ -80,8 +91,28 @@ class CpuPool(AgentDevice):
             arguments.append(f"--cpus={','.join(map(str, self._cpus))}")
         if shared.names_main:
             arguments.append(f"--main={msgspec.json.encode(_main_module(job)).decode()}")
-        fds = (job.arena.fd, shared.fd)
+        fds = (job.arena.fd, shared.fd, *job.preparation.fds)
         return AgentProcess(self.name, number, arguments, fds, lease=job.arena.lease, trusted=True)
+
+    async def _adapt(self, job: Job) -> None:
+        if self._tuner is None:
+            return
+        self._workers = self._tuner.workers
+        for agent in self._alive()[self._tuner.wanted :]:
+            if not agent.connection.busy:
+                self._retire(agent)
+        try:
+            await self._complete(job, self._tuner.wanted)
+        except OSError:
+            self._tuner = None  # there is no room for more processes: it stays with those that it has
+
+    async def _complete(self, job: Job, wanted: int) -> None:
+        """Start workers that were never there, or were retired.
+
+        Those that have died come back at the next `open`: what kills workers shall not get one after the other.
+        """
+        while missing := set(range(wanted)) - {agent.number for agent in self._agents}:
+            await self._add(job, min(missing))
 
     def _parts(self, job: Job, rows: int) -> Sequence[tuple[int, int]]:
         count = 1 if job.preparation.layout is None else min(self._workers, rows, self._worth())
@@ -99,6 +130,8 @@ class CpuPool(AgentDevice):
         return batch.job.arena.lease(self._largest if layout is None else layout.nbytes(batch.rows))
 
     def _ref(self, batch: Batch) -> BatchRef:
+        if self._tuner is not None and len(self._working()) == self._tuner.workers:  # and not while one still starts
+            self._tuner.made(asyncio.get_running_loop().time())
         layout = batch.job.preparation.layout
         whole = batch.made[0]
         nbytes = sum(made.nbytes for made in batch.made)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddlp.agent.protocol import Open
+from ddlp.agent.protocol import CHECKED_NBYTES, Open
 from ddlp.data.arrays import ArrayDataset
 from ddlp.data.maker import Maker, Preparation
 from ddlp.devices.base import Capabilities, FilePlace
@@ -76,8 +76,8 @@ class EmulatedCsd(AgentDevice):
     async def _prepare(self, job: Job) -> Open:
         if job.preparation.python:
             raise UsageError(
-                f"{self.name} runs no Python of this program: use ImageFolder, CIFAR10 or ArrayDataset, a recipe"
-                " without Map, and no collate_fn or worker_init_fn; or leave this data set to CpuPool"
+                f"{self.name} runs no Python of this program: use ImageFolder, TarShards, CIFAR10 or ArrayDataset, a"
+                " recipe without Map, and no collate_fn or worker_init_fn; or leave this data set to CpuPool"
             )
         self._clean_up()
         self._folder, description = await asyncio.to_thread(_loaded, job.preparation, self._store)
@@ -111,8 +111,14 @@ class EmulatedCsd(AgentDevice):
         layout, (made,) = batch.job.preparation.layout, batch.made
         assert layout is not None
         assert self._folder is not None
-        if os.path.dirname(made.path) != self._folder.path:
-            raise DeviceLost(f"{self.name}: the agent names a file outside of its store: {made.path!r}")
+        nbytes = layout.nbytes(batch.rows)
+        if (
+            os.path.dirname(made.path) != self._folder.path
+            or made.nbytes != nbytes
+            or made.offset < 0
+            or len(made.crcs) != -(-nbytes // CHECKED_NBYTES)
+        ):
+            raise DeviceLost(f"{self.name}: the agent's answer is no batch of {nbytes} bytes in its store: {made!r}")
         self._kept[made.path] = batch
         return BatchRef(
             batch.claim,

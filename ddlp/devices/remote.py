@@ -38,18 +38,15 @@ _GIVE_UP_S = 5.0  # on processes that do not even end when they are killed
 class Batch:
     """A claim that agents work on, in `parts`; `done` when all of them are made, or when one has failed."""
 
-    def __init__(self, claim: Claim, job: Job, parts: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, claim: Claim, job: Job, rows: int, parts: Sequence[tuple[int, int]]) -> None:
         self.claim = claim
         self.job = job
+        self.rows = rows
         self.parts = parts
         self.slot: Slot | None = None
         self.asked: list[tuple[AgentProcess, Ask]] = []
         self.made: list[Made] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def rows(self) -> int:
-        return self.job.plan.rows(self.claim.index)
 
     def add(self, made: Made) -> None:
         self.made.append(made)
@@ -78,15 +75,16 @@ class AgentDevice(Device):
         super().__init__()
         self.name = name
         self._workers = workers
-        self._agents: list[AgentProcess] = []  # all that were ever started
+        self._agents: list[AgentProcess] = []  # all that were ever started, but for
+        self._retired: list[AgentProcess] = []  # those that were ended because they were not needed
         self._job: Job | None = None
         self._line: deque[tuple[Batch, tuple[int, int]]] = deque()
         self._done = DeviceStatistics()
 
     def statistics(self) -> DeviceStatistics:
         """What was done so far. Claims that were given up count as late once they are answered, and as nothing else."""
-        late = sum(agent.connection.late for agent in self._agents)
-        restarts = max(0, len(self._agents) - self._workers)
+        late = sum(agent.connection.late for agent in (*self._agents, *self._retired))
+        restarts = len(self._agents) - len({agent.number for agent in self._agents})
         return msgspec.structs.replace(self._done, late=late, restarts=restarts)
 
     # --- what a driver says ------------------------------------------------------------------------------------------
@@ -113,6 +111,9 @@ class AgentDevice(Device):
     @abstractmethod
     def _ref(self, batch: Batch) -> BatchRef:
         """Refer to a batch whose parts are all made."""
+
+    async def _adapt(self, job: Job) -> None:
+        """Called while a batch is being made: agents may be added and retired. Returns soon, and never fails."""
 
     def _clean_up(self) -> None:
         """Remove what `_prepare` has made; all agents have ended."""
@@ -158,7 +159,7 @@ class AgentDevice(Device):
 
     async def _aclose(self) -> None:
         why = ClosedError(f"{self.name} is closed")
-        ending = [agent.end(why) for agent in self._agents]
+        ending = [agent.end(why) for agent in (*self._agents, *self._retired)]
         self._fail_line(why)
         try:
             if ending:
@@ -169,15 +170,43 @@ class AgentDevice(Device):
     def _alive(self) -> list[AgentProcess]:
         return [agent for agent in self._agents if agent.connection.why_lost is None]
 
+    def _working(self) -> list[AgentProcess]:
+        """Those that are asked: of more than there should be, the others rest."""
+        return [agent for agent in self._agents if agent.connection.is_open][: self._workers]
+
+    async def _add(self, job: Job, number: int) -> None:
+        """Start one more agent, which is asked from when it has opened the data set on; if it never does, then never.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        description = await self._prepare(job)
+        agent = self._spawn(job, number)
+        self._agents.append(agent)
+        weakref.finalize(self, agent.hang_up)
+        try:
+            await agent.connect(description)
+        except BaseException:
+            self._retire(agent)
+            raise
+
+    def _retire(self, agent: AgentProcess) -> None:
+        """End an agent that has nothing to do."""
+        self._agents.remove(agent)
+        self._retired.append(agent)
+        agent.end(ClosedError(f"{agent.connection.name} is not needed any more"))
+
     # --- making batches ----------------------------------------------------------------------------------------------
 
     async def _preprocess(self, claim: Claim) -> BatchRef:
         if self._job is None:
             raise UsageError(f"{self.name} was not opened")
-        batch = Batch(claim, self._job, self._parts(self._job, self._job.plan.rows(claim.index)))
+        rows = self._job.plan.rows(claim.index)
+        batch = Batch(claim, self._job, rows, self._parts(self._job, rows))
         self._line.extend((batch, part) for part in batch.parts)
         self._dispatch()
         try:
+            await self._adapt(self._job)
             await batch.done
         except BaseException as error:
             batch.forget()
@@ -190,16 +219,17 @@ class AgentDevice(Device):
 
     def _dispatch(self) -> None:
         """Give parts to agents, as far as they can have more."""
-        alive = self._alive()
-        while self._line and alive:
-            agent = min(alive, key=lambda agent: agent.connection.busy)
+        while self._line:
+            working = self._working()
+            if not working:
+                self._fail_line(self._agents[-1].connection.why_lost or DeviceLost(f"{self.name} has no agent"))
+                return
+            agent = min(working, key=lambda agent: agent.connection.busy)
             if agent.connection.busy >= PARTS_EACH:
                 return
             batch, part = self._line.popleft()
             if not batch.done.done():
                 self._ask(agent, batch, part)
-        if not alive:
-            self._fail_line(self._agents[-1].connection.why_lost or DeviceLost(f"{self.name} has no agent"))
 
     def _ask(self, agent: AgentProcess, batch: Batch, part: tuple[int, int]) -> None:
         try:
@@ -233,9 +263,11 @@ class AgentDevice(Device):
             batch, _ = self._line.popleft()
             batch.fail(type(why)(str(why)))
 
-    def _count(self, **more: float) -> None:
+    def _count(self, made: int = 0, failed: int = 0, made_s: float = 0.0, cpu_s: float = 0.0, nbytes: int = 0) -> None:
         done = self._done
-        self._done = msgspec.structs.replace(done, **{name: getattr(done, name) + more[name] for name in more})
+        self._done = DeviceStatistics(
+            done.made + made, done.failed + failed, done.made_s + made_s, done.cpu_s + cpu_s, done.nbytes + nbytes
+        )
 
 
 def _check_not_importing_main() -> None:

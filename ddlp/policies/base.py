@@ -39,6 +39,16 @@ class EpochView(Protocol):
         ...
 
     @property
+    def todo(self) -> int:
+        """Batches of this run: all, or those that were left where the epoch is resumed."""
+        ...
+
+    @property
+    def begins_at(self) -> int:
+        """The lowest index of this run: 0, or the lowest that was left where the epoch is resumed."""
+        ...
+
+    @property
     def delivered(self) -> int:
         """Batches handed on in this epoch, those before it was resumed included."""
         ...

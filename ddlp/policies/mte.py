@@ -66,7 +66,7 @@ class MTE(Policy):
         return rates[HEAD].made < self.calibration_batches or rates[TAIL].made < tail_batches
 
     def _fix_boundary(self, epoch: EpochView) -> None:
-        n = len(epoch)
+        n = epoch.todo
         tail = self.tail_share(n, epoch.rates)
         store = epoch.tail_store_batches
         if store is not None and tail > store:
@@ -77,7 +77,7 @@ class MTE(Policy):
                     f'MTE(fit_store=True), or use policy="wrr"'
                 )
             tail = store
-        epoch.set_boundary(n - tail)
+        epoch.set_boundary(epoch.begins_at + n - tail)
 
     def tail_share(self, n: int, rates: Mapping[Side, Rates]) -> int:
         """How many of `n` batches the tail makes, by what was measured."""

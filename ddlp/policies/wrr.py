@@ -37,7 +37,7 @@ class WRR(Policy):
             known = weights is None or (len(weights) == 2 and min(weights) >= 0 and sum(weights) > 0)
         if not known:
             raise UsageError(f'weights must be None, "calibrated" or two counts (head, tail), not {weights!r}')
-        self.weights = weights
+        self.weights = weights if weights is None or isinstance(weights, str) else tuple(weights)
 
     async def schedule(self, epoch: EpochView) -> AsyncGenerator[Side, None]:
         weights = self.weights
@@ -67,7 +67,7 @@ def _pattern(epoch: EpochView, heads: int, head: int, tail: int) -> Iterator[Sid
     left = len(epoch) - epoch.delivered
     resumed = epoch.boundary is not None
     if not resumed:
-        epoch.set_boundary(heads + round(left * head / (head + tail)))
+        epoch.set_boundary(epoch.begins_at + heads + round(left * head / (head + tail)))
     return islice(_turns(head, tail), epoch.delivered if resumed else 0, None)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ddlp.errors import UsageError
+from ddlp.errors import BatchFailed, UsageError
 from ddlp.transport.bounce import BounceTransport
 from ddlp.transport.host import HostTransport
 
@@ -43,12 +43,12 @@ class Carrier:
         After an error or a cancellation `ref` is still valid and nothing is owed.
 
         Raises:
-            BatchFailed: the batch is not where it should be, or is damaged.
+            BatchFailed: the batch is not where it should be, or is damaged, or there is no host memory for it.
             UsageError: no transport can carry it; the message has each one's reason.
         """
         transport = self._transport(ref)
         started = time.perf_counter()
-        slot: Slot = ref.place if transport.in_place else self._arena.lease(ref.nbytes)
+        slot: Slot = ref.place if transport.in_place else self._lease(ref)
         try:
             await transport.fetch(ref, slot)
         except BaseException:
@@ -57,6 +57,12 @@ class Carrier:
             raise
         self._count(transport, ref.nbytes, time.perf_counter() - started)
         return slot
+
+    def _lease(self, ref: BatchRef) -> Slot:
+        try:
+            return self._arena.lease(ref.nbytes)
+        except OSError as error:
+            raise BatchFailed(f"no host memory for {ref.claim} of {ref.device}: {error}") from error
 
     def reasons(self) -> dict[str, str]:
         """For each device so far, the transport that carries its batches and why no earlier one does."""

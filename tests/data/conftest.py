@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from ddlp.data import packed
 from ddlp.data.synthetic import make_photos
 
 
@@ -38,3 +39,11 @@ def kept_generators():
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch):
+    """The folder of kept indices, the test's own; what it writes counts as long unchanged."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(packed, "_RACY_NS", -(10**18))
+    return tmp_path / "caches/ddlp"

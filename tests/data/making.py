@@ -7,8 +7,18 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ddlp.data.python import unpack
+from ddlp.data.python import Column, unpack
 from ddlp.data.sampling import Plan
+
+
+def tick(folder):
+    """Wait until a change has another time than what was changed before."""
+    file = folder / "tick"
+    file.touch()
+    before = file.stat().st_ctime_ns
+    while file.stat().st_ctime_ns == before:
+        file.touch()
+    file.unlink()
 
 
 def idle():
@@ -46,8 +56,18 @@ def collected(preparation, plan=None):
     made = []
     for index in range(len(plan)):
         arrays, skeleton = maker.collect(index, 0, plan.rows(index), idle)
-        made.append(unpack(skeleton, [torch.from_numpy(array) for array in arrays]))
+        made.append(unpack(skeleton, [torch.from_numpy(joined(array)) for array in arrays]))
     return made
+
+
+def joined(array):
+    """The array that a column stands for; any other is itself."""
+    if not isinstance(array, Column):
+        return array
+    out = np.full(array.shape, 77, array.dtype)
+    assert out.nbytes == array.nbytes
+    array.into(out)
+    return out
 
 
 class Pairs:

@@ -13,9 +13,23 @@ from hypothesis import given, settings
 from torch.utils.data import default_collate
 
 from ddlp.data.collate import collate
+from ddlp.data.python import Column, pack, unpack
 from ddlp.errors import SampleError
+from tests.data.making import joined
 
 Point = collections.namedtuple("Point", "x y")
+
+
+class Marked(np.ndarray):
+    """A kind of array of its own."""
+
+
+class Checked(dict):
+    """A mapping whose code looks at its values."""
+
+    def update(self, other):
+        assert other["x"].ndim == 3
+        super().update(other)
 
 
 @dataclasses.dataclass
@@ -23,6 +37,11 @@ class Item:
     image: np.ndarray
     name: str
     label: int
+
+
+def through(batch):
+    arrays, skeleton = pack(batch, keep_numpy=False)
+    return unpack(skeleton, [torch.from_numpy(joined(array)) for array in arrays])
 
 
 def assert_same(ours, theirs):
@@ -36,6 +55,9 @@ def assert_same(ours, theirs):
         assert list(ours) == list(theirs)
         for key in theirs:
             assert_same(ours[key], theirs[key])
+    elif dataclasses.is_dataclass(theirs):
+        assert type(ours) is type(theirs)
+        assert_same(vars(ours), vars(theirs))
     elif isinstance(theirs, (tuple, list)):
         strings = isinstance(theirs[0], (str, bytes))
         assert type(ours) in ({list} if strings else {type(theirs), tuple})
@@ -167,6 +189,42 @@ def test_integers_over_64_bits_are_named():
     """A Python integer that no tensor can hold is a SampleError, not an overflow or an object array."""
     with pytest.raises(SampleError, match=r"\['id'\].*64 bits"):
         collate([{"id": 1 << 63}], [4])
+
+
+LARGE = np.random.default_rng(0).random((3, 70, 50))  # samples of 28000 bytes
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda k: LARGE[k],
+        lambda k: (LARGE[k].T, k, [LARGE[k], "a"]),
+        lambda k: {"x": torch.from_numpy(LARGE[k]), "y": LARGE[k].astype(">f4").astype("f4")},
+        lambda k: torch.from_numpy(LARGE[k]).bfloat16(),
+        lambda k: torch.from_numpy(LARGE[k]).requires_grad_(k == 1),
+        lambda k: torch.from_numpy(LARGE[k]).to(torch.float32 if k else torch.float64),
+        lambda k: LARGE[k].astype(np.float32 if k else np.float64),
+        lambda k: LARGE[k].view(Marked),
+        lambda k: Item(LARGE[k], "a", k),
+        lambda k: Checked(x=LARGE[k]),
+    ],
+)
+def test_large_arrays_that_are_joined_late_are_the_same(sample):
+    """Deferred or not, the batch has the same structure and bits once it is packed and unpacked."""
+    samples = [sample(k) for k in range(3)]
+    now, late = (through(collate(samples, range(3), defer=defer)) for defer in (False, True))
+    assert_same(late, now)
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
+def test_large_arrays_are_joined_where_they_are_packed(make):
+    """What is large and alike in Python's own containers is deferred, and nothing else."""
+    large = [(make(row), make(row[:1, :1])) for row in LARGE]
+    deferred, small = collate(large, range(3), defer=True)
+    assert (type(deferred), type(small)) == (Column, type(collate(large, range(3))[1]))
+    differing = [make(LARGE[0]), make(LARGE[1][:50])]
+    with pytest.raises(SampleError, match=r"shape \(50, 50\) where sample 0 has \(70, 50\)"):
+        collate(differing, range(2), defer=True)
 
 
 def test_no_torch_is_imported():

@@ -21,8 +21,10 @@ from ddlp.data.ops import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
+    Shrink,
 )
 from ddlp.data.sampling import draws
+from ddlp.data.windows import Windows
 from ddlp.errors import DataError, UsageError
 
 FILES = Form(None, None, 3, "uint8")
@@ -35,6 +37,8 @@ FILES = Form(None, None, 3, "uint8")
         (lambda: Resize(0), "size"),
         (lambda: Resize("256"), "size"),
         (lambda: Resize((1, 2, 3)), "size"),
+        (lambda: Shrink(0), "longest_side"),
+        (lambda: Shrink((8, 8)), "longest_side"),
         (lambda: CenterCrop(2.5), "size"),
         (lambda: CenterCrop(True), "size"),
         (lambda: RandomCrop(8, padding=-1), "padding"),
@@ -76,6 +80,8 @@ def test_lists_and_integers_are_the_same_operation():
         (Resize(256), FILES, FILES),
         (Resize(256), Form(100, 50, 3, "uint8"), Form(512, 256, 3, "uint8")),
         (Resize((3, 4)), FILES, Form(3, 4, 3, "uint8")),
+        (Shrink(256), FILES, FILES),
+        (Shrink(20), Form(100, 50, 1, "uint8"), Form(20, 10, 1, "uint8")),
         (RandomResizedCrop((3, 4)), FILES, Form(3, 4, 3, "uint8")),
         (CenterCrop(7), Form(9, 7, 3, "float32"), Form(7, 7, 3, "float32")),
         (RandomCrop(9, padding=1), Form(7, 8, 1, "uint8"), Form(9, 9, 1, "uint8")),
@@ -100,6 +106,7 @@ def test_output_forms_are_declared(op, form, expected):
         (Normalize((0, 0, 0), (1, 1, 1)), Form(32, 32, 1, "uint8"), "1 channels"),
         (Normalize((0,), (1,)), Form(32, 32, 1, "int64"), "int64"),
         (Resize(4), Form(32, 32, 3, "float32"), "float32"),
+        (Shrink(64), Form(32, 32, 3, "float32"), "float32"),
         (RandomResizedCrop(4), Form(32, 32, 3, "uint16"), "uint16"),
         (Decode(), Form(32, 32, 3, "float32"), "float32"),
     ],
@@ -116,6 +123,15 @@ def test_a_single_image_that_is_too_small_is_the_data_s_fault(op):
     """Where sizes are known late, a crop larger than the image is a DataError that names both."""
     with pytest.raises(DataError, match=rf"{type(op).__name__}.*height 32 and width 60"):
         op.view(View(32, 60), [0.5, 0.5])
+
+
+def chosen(op, images, uniforms):
+    """What `op` makes of a batch (sample, height, width, channel), (sample, channel, height, width)."""
+    windows = Windows(len(images), *images.shape[1:3])
+    op.choose(windows, uniforms)
+    out = np.empty((len(images), images.shape[3], windows.height, windows.width), images.dtype)
+    windows.cut(images, np.arange(len(images)), out)
+    return out
 
 
 images = st.builds(
@@ -141,7 +157,7 @@ rearrangements = st.one_of(
 def test_batches_and_single_images_give_the_same_bytes(batch, op, seed):
     """What an operation does to a whole batch of arrays is what it does to each image through Pillow."""
     uniforms = draws(seed, 0, np.arange(len(batch)), 0, op.DRAWS)
-    whole = op.batch(batch.transpose(0, 3, 1, 2).copy(), uniforms)
+    whole = chosen(op, batch, uniforms)
     for image, numbers, result in zip(batch, uniforms.tolist(), whole, strict=True):
         picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
         pixels = pixels_of(picture, op.view(View(*image.shape[:2]), numbers))
@@ -151,8 +167,8 @@ def test_batches_and_single_images_give_the_same_bytes(batch, op, seed):
 def test_random_crops_are_uniform_over_all_places():
     """RandomCrop reaches every place, first and last, equally often."""
     uniforms = draws(0, 0, np.arange(9000), 0, 2)
-    image = np.arange(1, 17, dtype=np.uint8).reshape(1, 1, 4, 4)
-    parts = RandomCrop(2).batch(np.repeat(image, 9000, 0), uniforms)
+    image = np.arange(1, 17, dtype=np.uint8).reshape(1, 4, 4, 1)
+    parts = chosen(RandomCrop(2), np.repeat(image, 9000, 0), uniforms)
     counts = np.unique(parts[:, 0, 0, 0], return_counts=True)
     assert counts[0].tolist() == [1, 2, 3, 5, 6, 7, 9, 10, 11]
     assert abs(counts[1] - 1000).max() < 4.5 * math.sqrt(1000)
@@ -160,9 +176,10 @@ def test_random_crops_are_uniform_over_all_places():
 
 def test_flips_happen_with_their_probability():
     """RandomHorizontalFlip mirrors about p of the images, all of them for 1 and none for 0."""
-    batch = np.tile(np.array([1, 2], np.uint8), (5000, 1, 1, 1))
+    batch = np.tile(np.array([[1], [2]], np.uint8), (5000, 1, 1, 1))
     for p in (0.0, 0.3, 1.0):
-        flipped = RandomHorizontalFlip(p).batch(batch.copy(), draws(0, 0, np.arange(5000), 0, 1))[:, 0, 0, 0] == 2
+        uniforms = draws(0, 0, np.arange(5000), 0, 1)
+        flipped = chosen(RandomHorizontalFlip(p), batch, uniforms)[:, 0, 0, 0] == 2
         assert abs(flipped.mean() - p) <= 4.5 * math.sqrt(p * (1 - p) / 5000)
 
 
@@ -206,11 +223,24 @@ def test_resize_follows_torchvision_s_rule(size, height, width, expected):
     assert Resize(size).view(View(height, width), []).shape == expected
 
 
+@settings(deadline=None)
+@given(height=st.integers(1, 5000), width=st.integers(1, 5000), side=st.integers(1, 5000))
+def test_shrink_bounds_the_longer_side(height, width, side):
+    """The longer side becomes `longest_side` and the other one follows; what is no larger stays as it is."""
+    view = Shrink(side).view(View(height, width), [])
+    if max(height, width) <= side:
+        assert view == View(height, width)
+    else:
+        assert max(view.shape) == side
+        assert min(view.shape) == max(1, round(min(height, width) * (side / max(height, width))))
+    assert Shrink(side).view(View(*view.shape), []) == View(*view.shape)
+
+
 @pytest.mark.parametrize(("side", "size", "first"), [(5, 2, 2), (7, 2, 2), (8, 3, 2), (9, 4, 2), (4, 4, 0)])
 def test_center_crop_rounds_half_to_even(side, size, first):
     """The place of a central crop is rounded as Python, and so torchvision, rounds."""
-    image = np.arange(side).reshape(1, 1, 1, side)
-    assert CenterCrop((1, size)).batch(image, np.empty((1, 0)))[0, 0, 0, 0] == first
+    image = np.arange(side).reshape(1, 1, side, 1)
+    assert chosen(CenterCrop((1, size)), image, np.empty((1, 0)))[0, 0, 0, 0] == first
 
 
 def test_normalize_gives_torch_s_floats():

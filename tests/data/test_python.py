@@ -2,18 +2,19 @@
 
 import functools
 import pickle
-import random
 
 import numpy as np
 import pytest
 import torch
 
-from ddlp.data.python import pack, seed_generators, unpack, why_unpicklable
+from ddlp.data.python import Column, pack, unpack, why_unpicklable
+from tests.data.making import joined
 
 
 def through(batch, keep_numpy=False):
     """Pack, cross as plain bytes, unpack."""
     arrays, skeleton = pack(batch, keep_numpy=keep_numpy)
+    arrays = [joined(array) for array in arrays]
     tensors = [torch.from_numpy(np.frombuffer(bytearray(a.tobytes()), a.dtype).reshape(a.shape)) for a in arrays]
     return unpack(skeleton, tensors)
 
@@ -126,16 +127,15 @@ def test_foreign_byte_order_is_made_native():
     assert through(values).tolist() == [0, 1, 2, 3]
 
 
-def test_a_sample_seeds_every_generator():
-    """random, numpy and torch draw the same after the same coordinates, and differently after others."""
-
-    def numbers(*coordinates):
-        seed_generators(*coordinates)
-        return random.random(), np.random.rand(), torch.rand(()).item()
-
-    assert numbers(1, 2, 3) == numbers(1, 2, 3)
-    drawn = [numbers(1, 2, 3), numbers(2, 2, 3), numbers(1, 3, 3), numbers(1, 2, 4), numbers(-1, 2, 3)]
-    assert all(len(set(column)) == len(drawn) for column in zip(*drawn, strict=True))
+@pytest.mark.parametrize("shape", [(3,), (0, 2), (2, 3, 4), (1, 1)])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "float32"])
+def test_a_column_is_one_array_of_the_batch(shape, dtype):
+    """Arrays and tensors that stand for their stack become it where they are packed, whatever their strides."""
+    values = [np.arange(24).reshape(4, 6)[k : k + 1].repeat(24, 0).T.astype(dtype) for k in range(4)]
+    values = [np.resize(value, shape[::-1]).T for value in values]
+    assert torch.equal(through([Column(values)])[0], torch.from_numpy(np.stack(values)))
+    tensors = [torch.from_numpy(value) for value in values]
+    assert torch.equal(through([Column(tensors)])[0], torch.stack(tensors))
 
 
 class Holder:

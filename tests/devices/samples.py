@@ -117,3 +117,15 @@ class Images(Rows):
         if index == self.slow:
             time.sleep(0.2)
         return np.full((32, 32, 3), index, np.uint8), index
+
+
+class Threads(Rows):
+    """Every sample is the number of threads that numerical libraries are told to use."""
+
+    def __getitem__(self, index: int) -> int:
+        return int(os.environ["OMP_NUM_THREADS"])
+
+
+def fail_to_start_the_second(worker: int) -> None:
+    if worker == 1:
+        raise ValueError(f"worker {worker} will not start")
