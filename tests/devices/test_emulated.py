@@ -168,7 +168,7 @@ def test_it_is_as_slow_as_it_says(run, work_of):
             refs = await asyncio.gather(*(csd.preprocess(work.claim(index)) for index in range(8)))
             elapsed = time.monotonic() - started
             expected = 4.0 * sum(ref.cpu_s for ref in refs)
-            assert 0.6 * expected < elapsed < expected + 1.0  # what writing the files takes is not slowed down
+            assert 0.3 * expected < elapsed < expected + 1.0  # what writing the files takes is not slowed down
             assert sum(ref.made_s for ref in refs) == pytest.approx(elapsed, rel=0.3)
 
     run(main())
