@@ -78,7 +78,7 @@ def test_seeds_differ_with_each_coordinate():
 
 def test_samples_that_draw_nothing_are_made_once_and_unseeded(monkeypatch):
     """Without draws every sample is asked for once, and soon the generators are seeded once per batch."""
-    dataset, randomness, seeded = Drawing([["none"]]), Randomness(), []
+    dataset, randomness, plan, seeded = Drawing([["none"]]), Randomness(), plan_of(), []
 
     def counting(word):
         seeded.append(word)
@@ -86,7 +86,7 @@ def test_samples_that_draw_nothing_are_made_once_and_unseeded(monkeypatch):
 
     monkeypatch.setattr(module, "_RANDOM", module._RANDOM._replace(seed=counting))
     for first in range(0, 1000, 100):
-        dataset.made(randomness, plan_of(), list(range(first, first + 100)))
+        dataset.made(randomness, plan, list(range(first, first + 100)))
     assert dataset.asked == list(range(1000))
     assert len(seeded) < 20
     assert len(set(seeded)) == 1
