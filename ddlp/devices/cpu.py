@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PART_S = 0.004  # of work that makes up for the messages of a part
 IN_TRAINING = 3  # batches that the training loop and its prefetching hold, as a rule
+ENOUGH_NBYTES = 128 << 20  # of finished batches; more would only take memory
 _FIRST_GUESS = 1 << 20  # bytes of a batch without a fixed form, before any was made
 
 
@@ -41,7 +42,8 @@ class CpuPool(AgentDevice):
     "auto" the number of workers, at most one per available core, is found by measuring while they work: see `Tuner`.
 
     A batch with a fixed form is divided among the workers when that makes it ready sooner, the first one included; any
-    other is made whole by one worker. `store_bytes` bounds finished batches; without it their number is bounded.
+    other is made whole by one worker. `store_bytes` bounds finished batches; without it their number is bounded, and
+    where that is more than enough, their bytes.
     `name` is unique among a loader's devices.
 
     Raises:
@@ -71,6 +73,10 @@ class CpuPool(AgentDevice):
         # Enough claims that no worker runs dry while one of them has the answer of a small batch on its way.
         depth = self._most + min(self._most, PARTS_EACH)
         batches = depth + self._most + IN_TRAINING
+        if self._job is not None and self._job.preparation.layout is not None:
+            # Large batches are divided among the workers, so fewer of them keep everyone busy.
+            nbytes = self._job.preparation.layout.nbytes(self._job.plan.most_rows)
+            batches = min(batches, max(IN_TRAINING + PARTS_EACH, ENOUGH_NBYTES // max(1, nbytes)))
         return Capabilities(Side.HEAD, depth, store_bytes=self._store_bytes, store_batches=batches, lands="slot")
 
     @property

@@ -32,6 +32,11 @@ _ONE_THREAD = (
     "OPENCV_FOR_THREADS_NUM",
 )
 
+# While Popen waits for its child to start, it waits for the end of a pipe. A process that another thread forks at that
+# moment would hold the pipe open, and Popen wait for ever: so the two take turns.
+_starting = threading.Lock()
+os.register_at_fork(before=_starting.acquire, after_in_parent=_starting.release, after_in_child=_starting.release)
+
 
 class AgentProcess:
     """Agent `number` of the device `name`, on this machine, and the `connection` to it. Owed: `end`.
@@ -140,13 +145,14 @@ def _started(arguments: Sequence[str], fds: Sequence[int]) -> tuple[subprocess.P
 def _popen(arguments: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]:
     """Start an agent that inherits `fds`, the first of which is its socket."""
     command = [sys.executable, "-P", "-m", "ddlp.agent", f"--fd={fds[0]}", f"--parent={os.getpid()}", *arguments]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        pass_fds=fds,
-        env=_environment(),
-        process_group=0,  # Ctrl-C in a terminal goes to the host alone
-    )
+    with _starting:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+            env=_environment(),
+            process_group=0,  # Ctrl-C in a terminal goes to the host alone
+        )
 
 
 def _environment() -> dict[str, str]:

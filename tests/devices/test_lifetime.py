@@ -283,3 +283,39 @@ def test_workers_start_together_and_without_torch():
     share_of_starting, torch = out.split()
     assert float(share_of_starting) < 0.5
     assert torch == "False"
+
+
+def test_forking_while_agents_start_does_not_wedge_them():
+    """Another thread forks all the time, as DataLoader does: starting agents does not wait for those children."""
+    out, errors = output("""
+        import threading
+        ended, children = threading.Event(), []
+
+        def fork():
+            while not ended.is_set() and len(children) < 300:
+                pid = os.fork()
+                if pid == 0:
+                    time.sleep(60)  # holds whatever it has inherited
+                    os._exit(0)
+                children.append(pid)
+
+        async def main():
+            for _ in range(3):
+                pool = CpuPool(4)
+                async with asyncio.timeout(10):
+                    await pool.open(job())
+                await pool.aclose()
+
+        thread = threading.Thread(target=fork)
+        thread.start()
+        try:
+            asyncio.run(main())
+            print("opened", flush=True)
+        finally:
+            ended.set()
+            thread.join()
+            for pid in children:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+    """)
+    assert (out, errors) == ("opened\n", "")
