@@ -288,6 +288,7 @@ def test_workers_start_together_and_without_torch():
 def test_forking_while_agents_start_does_not_wedge_them():
     """Another thread forks all the time, as DataLoader does: starting agents does not wait for those children."""
     out, errors = output("""
+        import concurrent.futures.thread  # whose own locks must not come into being in the middle of a fork
         import threading
         ended, children = threading.Event(), []
 
