@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
@@ -276,7 +278,7 @@ class Loader:
         queue = self._queue(plan)
         course = Course(self._open_session(), self._plans, number, plan, queue, self._unpack)
         iteration = Iteration(self, course)  # owns the epoch from here on, whatever happens
-        importlib.import_module("torch")  # the first batches need it; the workers start meanwhile
+        _import_torch()  # the first batches need it; the workers start meanwhile
         self._course = self._shown = course
         self._iteration = weakref.ref(iteration)
         self._next_epoch, self._resume = number + 1, None
@@ -315,6 +317,14 @@ class Loader:
             "rank": self.rank,
             "world_size": self.world_size,
         }
+
+
+def _import_torch() -> None:
+    """Import torch in a thread of its own: Ctrl-C inside of its C++ would abort the process, and reaches us here."""
+    if "torch" not in sys.modules:
+        thread = threading.Thread(target=importlib.import_module, args=("torch",), name="import torch")
+        thread.start()
+        thread.join()
 
 
 def _divided(whole: Preparation, *, accelerator: bool) -> tuple[Preparation, Normalize | None]:

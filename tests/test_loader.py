@@ -792,10 +792,10 @@ def test_an_import_that_is_broken_off_does_not_wedge_the_loader(
     with Loader(arrays, batch_size=10, num_workers=1) as loader:
         with monkeypatch.context() as patch:
 
-            def interrupted(name: str) -> Any:
+            def interrupted() -> Any:
                 raise KeyboardInterrupt
 
-            patch.setattr("ddlp.loader.importlib.import_module", interrupted)
+            patch.setattr("ddlp.loader._import_torch", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 iter(loader)
         gc.collect()
