@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import signal
 import sys
 import threading
 import warnings
@@ -320,11 +321,21 @@ class Loader:
 
 
 def _import_torch() -> None:
-    """Import torch in a thread of its own: Ctrl-C inside of its C++ would abort the process, and reaches us here."""
-    if "torch" not in sys.modules:
-        thread = threading.Thread(target=importlib.import_module, args=("torch",), name="import torch")
-        thread.start()
-        thread.join()
+    """Import torch, and take Ctrl-C when that is done: raised inside of its C++ it would abort the process."""
+    if "torch" in sys.modules:
+        return
+    # Ctrl-C is raised in the main thread only, and a handler that is not Python's could not be put back.
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        importlib.import_module("torch")
+        return
+    asked: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: asked.append(number))
+    try:
+        importlib.import_module("torch")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _divided(whole: Preparation, *, accelerator: bool) -> tuple[Preparation, Normalize | None]:
